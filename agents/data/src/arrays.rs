@@ -155,12 +155,12 @@ fn open_directory(path: &Path) -> Result<(Vec<SampleInput>, ArrayDirectory), Dat
     }
     let arrays = paths.iter().map(|path| ArrayFile::open(path)).collect::<Result<Vec<_>, _>>()?;
     let (inputs, files): (Vec<SampleInput>, Vec<ArrayFile>) = arrays.into_iter().unzip();
-    let named = || inputs.iter().zip(&files);
-    if let Some((input, _)) = named().find(|(_, file)| file.sample_bytes() as u64 > MAX_SAMPLE_BYTES) {
+    let named_files = || inputs.iter().zip(&files);
+    if let Some((input, _)) = named_files().find(|(_, file)| file.sample_bytes() as u64 > MAX_SAMPLE_BYTES) {
         return Err(fault(ArrayProblem::SampleBytes(input.name.clone())));
     }
     let samples = files.first().map_or(0, |file| file.samples);
-    if let Some((input, file)) = named().find(|(_, file)| file.samples != samples) {
+    if let Some((input, file)) = named_files().find(|(_, file)| file.samples != samples) {
         let (array, found) = (input.name.clone(), file.samples);
         return Err(fault(ArrayProblem::Samples { array, found, expected: samples }));
     }

@@ -393,7 +393,7 @@ impl Dataset {
             DatasetContent::Seq2Seq(source) => source.empty(),
             _ => vec![vec![0; self.seq_len]; self.inputs().len()],
         };
-        for sample in (0..u64::from(count)).map(|at| first.saturating_add(at)) {
+        for sample in (0..u64::from(count)).map(|offset| first.saturating_add(offset)) {
             match (&self.content, sample_arrays.as_mut_slice()) {
                 (DatasetContent::Images { store, order }, _) => {
                     let (pixels, class) = store.read(order.window(sample), sample)?;
@@ -473,15 +473,15 @@ impl OrderedSource {
 
     /// Reads a window of the source.
     fn read(&self, window: u64, input_ids: &mut [i32], labels: &mut [i32]) -> Result<(), DataError> {
-        let at = self.first_token + window.saturating_mul(input_ids.len() as u64);
+        let token = self.first_token + window.saturating_mul(input_ids.len() as u64);
         match &self.source {
             TokenSource::Stored(store) => {
-                store.copy(at, input_ids);
-                store.copy(at + 1, labels);
+                store.copy(token, input_ids);
+                store.copy(token + 1, labels);
             }
             TokenSource::Hdf5(store) => match store.size() {
                 Hdf5Size::Samples(_) => store.read_sample(window, input_ids, labels)?,
-                Hdf5Size::Tokens(_) => store.read_window(at, input_ids, labels)?,
+                Hdf5Size::Tokens(_) => store.read_window(token, input_ids, labels)?,
             },
             TokenSource::Records(store) => store.read_sample(window, input_ids, labels)?,
             TokenSource::Synthetic(synthetic) => {
@@ -515,9 +515,9 @@ impl OrderedSource {
 /// Returns the paths of each part of a mixture, which follow each other in `paths`.
 fn member_paths<'a>(mut paths: &'a [String], mixture: &'a [MixturePart]) -> impl Iterator<Item = &'a [String]> {
     mixture.iter().map(move |part| {
-        let (own, rest) = paths.split_at(part.paths.min(paths.len()));
+        let (member, rest) = paths.split_at(part.paths.min(paths.len()));
         paths = rest;
-        own
+        member
     })
 }
 
@@ -543,10 +543,10 @@ fn open_text(
 /// Returns the range of `total` tokens, or windows, that belongs to the split.
 pub(crate) fn split_range(spec: &SourceSpec, total: u64) -> Range<u64> {
     // Rounded down, and limited to the total, which the f64 may exceed after rounding.
-    let kept = ((total as f64 * spec.validation_fraction) as u64).min(total);
+    let validation = ((total as f64 * spec.validation_fraction) as u64).min(total);
     match spec.split {
-        SplitPart::Train => 0..total - kept,
-        SplitPart::Validation => total - kept..total,
+        SplitPart::Train => 0..total - validation,
+        SplitPart::Validation => total - validation..total,
     }
 }
 

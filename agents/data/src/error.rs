@@ -51,13 +51,13 @@ pub enum DataError {
         source: glob::PatternError,
     },
     /// A file is neither text nor tokens.
-    #[error("data file {} is {found}; expected {wanted}", path.display())]
+    #[error("data file {} is {found}; expected {expected}", path.display())]
     WrongFormat {
         path: PathBuf,
         /// What the file is, as in "it is an HDF5 file".
         found: &'static str,
         /// The format that the data processor reads.
-        wanted: &'static str,
+        expected: &'static str,
     },
     /// A directory has no files of the expected kind.
     #[error("the directory {} holds no .{extension} file", path.display())]
@@ -272,7 +272,7 @@ impl DataError {
             NoPaths => "name a text file, a glob such as data/*.txt, or a directory".into(),
             NotFound { path, .. } => missing_hint(path.is_relative()),
             NoMatch { pattern, .. } => missing_hint(Path::new(pattern).is_relative()),
-            WrongFormat { wanted: HDF5_FILE, .. } => {
+            WrongFormat { expected: HDF5_FILE, .. } => {
                 "name HDF5 files in data_dir, or the data_processor of this format".into()
             }
             WrongFormat { .. } => {

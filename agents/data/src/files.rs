@@ -54,11 +54,11 @@ pub(crate) fn read_whole(
     too_large: impl FnOnce(u64) -> DataError,
 ) -> Result<Vec<u8>, DataError> {
     let read = |source| DataError::Read { path: path.into(), source };
-    let about = millrace_roots::metadata(path).map_err(|source| match source.kind() {
+    let metadata = millrace_roots::metadata(path).map_err(|source| match source.kind() {
         io::ErrorKind::NotFound => DataError::NotFound { path: path.into(), cwd: working_directory() },
         _ => read(source),
     })?;
-    if !about.is_file() {
+    if !metadata.is_file() {
         return Err(DataError::NotAFile { path: path.into() });
     }
     let mut content = Vec::new();
@@ -66,7 +66,7 @@ pub(crate) fn read_whole(
     // The file may have grown.
     file.take(max_bytes.saturating_add(1)).read_to_end(&mut content).map_err(read)?;
     match content.len() as u64 > max_bytes {
-        true => Err(too_large(about.len())),
+        true => Err(too_large(metadata.len())),
         false => Ok(content),
     }
 }
@@ -89,7 +89,7 @@ fn list(directory: PathBuf, extension: &'static str) -> Result<Vec<PathBuf>, Dat
 
 fn has_extension(path: &Path, extension: &str) -> bool {
     match extension.strip_suffix('*') {
-        None => path.extension().is_some_and(|own| own == extension),
+        None => path.extension().is_some_and(|found| found == extension),
         Some(begin) => {
             let name = path.file_name().unwrap_or_default().to_string_lossy();
             !name.starts_with('.') && name.split('.').skip(1).any(|part| part.starts_with(begin))
@@ -130,9 +130,9 @@ mod tests {
             std::fs::write(dir.path().join(name), name).unwrap();
         }
         std::fs::create_dir(dir.path().join("z.txt")).unwrap();
-        let at = |s: &str| format!("{}/{s}", dir.path().display());
+        let path = |s: &str| format!("{}/{s}", dir.path().display());
         let names = |entries: &[&str]| -> Vec<String> {
-            let entries: Vec<String> = entries.iter().map(|e| at(e)).collect();
+            let entries: Vec<String> = entries.iter().map(|e| path(e)).collect();
             let files = expand(&entries, "txt").unwrap();
             files.iter().map(|f| f.file_name().unwrap().to_string_lossy().into_owned()).collect()
         };
@@ -141,7 +141,7 @@ mod tests {
         assert_eq!(names(&["x[1].txt"]), ["x[1].txt"], "a file with wildcards in its name is itself");
         let parts = ["a.tfrecord-00001-of-2", "a.tfrecord-00000-of-2", "b.tfrecords.gz", ".c.tfrecord", "tfrecord"];
         parts.iter().for_each(|name| std::fs::write(dir.path().join(name), name).unwrap());
-        let records = expand(&[at("")], "tfrecord*").unwrap();
+        let records = expand(&[path("")], "tfrecord*").unwrap();
         assert!(records.iter().map(|file| file.file_name().unwrap()).eq([parts[1], parts[0], parts[2]]));
         assert_eq!(names(&[""]), [".hidden.txt", "a.txt", "b.txt", "x[1].txt"]);
     }

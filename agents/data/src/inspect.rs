@@ -87,7 +87,7 @@ impl DataSummary {
             // Sources that are divided into samples are inspected as a whole.
             samples: match self.samples {
                 None => other.samples,
-                known => known,
+                samples => samples,
             },
         }
     }
@@ -208,8 +208,8 @@ fn format_of(beginning: &[u8]) -> Option<&'static str> {
 /// Inspects these files of a source of the given kind.
 pub(crate) fn inspect_files(kind: &SourceKind, paths: &[PathBuf]) -> Result<DataSummary, DataError> {
     let mut found = DataSummary::default();
-    for (at, path) in paths.iter().enumerate() {
-        let size = if at < MAX_INSPECTED_FILES { check_file_header(kind, path)? } else { size_of(path)? };
+    for (index, path) in paths.iter().enumerate() {
+        let size = if index < MAX_INSPECTED_FILES { check_file_header(kind, path)? } else { size_of(path)? };
         let mut summary = DataSummary::of_file(kind, path, size);
         if matches!(kind, SourceKind::Tokens { .. }) && is_npy(path) {
             let (header, element) = npy_header(path)?;
@@ -224,8 +224,8 @@ pub(crate) fn inspect_files(kind: &SourceKind, paths: &[PathBuf]) -> Result<Data
 }
 
 fn size_of(path: &Path) -> Result<u64, DataError> {
-    let about = millrace_roots::metadata(path);
-    about.map(|about| about.len()).map_err(|source| DataError::Read { path: path.into(), source })
+    let metadata = millrace_roots::metadata(path);
+    metadata.map(|metadata| metadata.len()).map_err(|source| DataError::Read { path: path.into(), source })
 }
 
 /// Returns the file's size, if its first bytes match the expected kind.
@@ -257,16 +257,18 @@ fn check_file_header(kind: &SourceKind, path: &Path) -> Result<u64, DataError> {
 
 /// Checks that the first bytes of a file have the signature of its name, or none.
 fn check_signature(kind: &SourceKind, path: &Path, beginning: &[u8]) -> Result<(), DataError> {
-    let wanted = match kind {
+    let expected = match kind {
         SourceKind::Text(_) => TextFormat::of(path).signature(),
         SourceKind::Tokens { .. } if is_npy(path) => Some(NPY_SIGNATURE),
         _ => None,
     };
-    match (format_of(beginning), wanted) {
-        (found, wanted) if found == wanted || beginning.is_empty() => Ok(()),
-        (Some(found), None) => Err(DataError::WrongFormat { path: path.into(), found, wanted: expected_format(kind) }),
-        (found, Some(wanted)) => {
-            Err(DataError::WrongFormat { path: path.into(), found: found.unwrap_or("another file"), wanted })
+    match (format_of(beginning), expected) {
+        (found, expected) if found == expected || beginning.is_empty() => Ok(()),
+        (Some(found), None) => {
+            Err(DataError::WrongFormat { path: path.into(), found, expected: expected_format(kind) })
+        }
+        (found, Some(expected)) => {
+            Err(DataError::WrongFormat { path: path.into(), found: found.unwrap_or("another file"), expected })
         }
         (None, None) => Ok(()),
     }
@@ -310,8 +312,11 @@ mod tests {
             let kind = SourceKind::Text(TextFiles::new(paths.clone(), tokenizer));
             let spec = SourceSpec { cache_dir: cache_dir.clone(), ..spec(kind) };
             let found = inspect(&spec).unwrap();
-            let (known, has_unknown_tokens) = (tokens.unwrap_or(0), tokens.is_none());
-            assert_eq!(found, DataSummary { files: 2, bytes: 104, tokens: known, has_unknown_tokens, samples: None });
+            let (known_tokens, has_unknown_tokens) = (tokens.unwrap_or(0), tokens.is_none());
+            assert_eq!(
+                found,
+                DataSummary { files: 2, bytes: 104, tokens: known_tokens, has_unknown_tokens, samples: None }
+            );
             let read = Dataset::open(&spec, |_, _| {}).unwrap().windows();
             assert_eq!(found.epoch_samples(&spec).unwrap(), (tokenizer == TokenizerName::Bytes).then_some(read));
         }
@@ -328,10 +333,10 @@ mod tests {
     #[test]
     fn unsupported_formats_are_rejected_by_their_signature() {
         let dir = tempfile::tempdir().unwrap();
-        let mut cut = "a".repeat(MAX_HEADER_BYTES as usize - 1).into_bytes();
-        cut.extend("é and more".as_bytes());
-        let whole = write(dir.path(), "whole.txt", &cut);
-        for (name, content, says) in [
+        let mut text = "a".repeat(MAX_HEADER_BYTES as usize - 1).into_bytes();
+        text.extend("é and more".as_bytes());
+        let path = write(dir.path(), "whole.txt", &text);
+        for (name, content, message) in [
             ("data.h5", b"\x89HDF\r\n\x1a\n rest of it".as_slice(), "an HDF5 file"),
             ("data.txt", b"\x1f\x8b\x08 rest of it, more than a sample", "compressed by gzip"),
             ("latin1", b"caf\xe9 and more than a sample", "UTF-8 at byte 3"),
@@ -341,10 +346,10 @@ mod tests {
             let paths = vec![write(dir.path(), name, content)];
             let source = spec(SourceKind::Text(TextFiles::new(paths, TokenizerName::Bytes)));
             let error = inspect(&source).and_then(|found| found.epoch_samples(&source)).unwrap_err();
-            assert!(error.to_string().contains(says), "{name}: {error}");
+            assert!(error.to_string().contains(message), "{name}: {error}");
             assert_eq!(Dataset::open(&source, |_, _| {}).err().map(|error| error.to_string()), Some(error.to_string()));
         }
-        assert!(inspect(&spec(SourceKind::Text(TextFiles::new(vec![whole], TokenizerName::Bytes)))).is_ok());
+        assert!(inspect(&spec(SourceKind::Text(TextFiles::new(vec![path], TokenizerName::Bytes)))).is_ok());
         let odd = spec(SourceKind::Tokens {
             paths: vec![write(dir.path(), "odd.bin", &[0; 33])],
             token_type: TokenType::Uint16,

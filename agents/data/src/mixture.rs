@@ -37,11 +37,11 @@ impl MixtureOrder {
     pub(crate) fn samples_in_one_pass(&self, sizes: &[u64]) -> u64 {
         let periods = sizes.iter().zip(&self.weights).map(|(size, weight)| size / weight).min().unwrap_or(0);
         let first = periods.saturating_mul(self.period.len() as u64);
-        let fits = |n: &u64| {
+        let exists = |n: &u64| {
             let (source, number) = self.locate(*n);
             number < sizes[source]
         };
-        (first..).take_while(fits).count() as u64 + first
+        (first..).take_while(exists).count() as u64 + first
     }
 }
 

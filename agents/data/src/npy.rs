@@ -195,7 +195,7 @@ mod tests {
 
     #[test]
     fn arrays_of_integers_are_read_and_others_are_named() {
-        let known = |element_type: &str, shape: &str| {
+        let header_text = |element_type: &str, shape: &str| {
             format!("{{'descr': '{element_type}', 'fortran_order': False, 'shape': {shape}, }}   \n")
         };
         for (element_type, shape, bytes, element) in [
@@ -203,26 +203,26 @@ mod tests {
             ("<i4", "(2, 3)", 24, TokenElement::U32),
             ("<i8", "()", 8, TokenElement::U64),
         ] {
-            let (begin, size) = file(&known(element_type, shape), bytes);
+            let (begin, size) = file(&header_text(element_type, shape), bytes);
             let header = parse(&begin, size).unwrap();
             assert_eq!(header.of_tokens(), Ok((begin.len(), element)), "{element_type} {shape}");
         }
-        let (begin, size) = file(&known("<f4", "(3, 2)"), 24);
+        let (begin, size) = file(&header_text("<f4", "(3, 2)"), 24);
         let header = parse(&begin, size).unwrap();
         assert_eq!((&*header.shape, header.of_tokens()), ([3, 2].as_slice(), Err(NpyProblem::NotTokens("<f4"))));
         for (description, problem) in [
-            (known("<f2", "(3,)"), NpyProblem::ElementType("<f2".into())),
-            (known(">u2", "(3,)"), NpyProblem::ElementType(">u2".into())),
-            (known("<u2", "(3,)").replace("False", "True"), NpyProblem::ColumnOrder),
-            (known("<u2", "(3"), NpyProblem::Shape),
-            (known("<u2", "(99999999999, 99999999999)"), NpyProblem::Shape),
-            (known("<u2", "(4,)"), NpyProblem::Length { found: 6, needed: 8 }),
+            (header_text("<f2", "(3,)"), NpyProblem::ElementType("<f2".into())),
+            (header_text(">u2", "(3,)"), NpyProblem::ElementType(">u2".into())),
+            (header_text("<u2", "(3,)").replace("False", "True"), NpyProblem::ColumnOrder),
+            (header_text("<u2", "(3"), NpyProblem::Shape),
+            (header_text("<u2", "(99999999999, 99999999999)"), NpyProblem::Shape),
+            (header_text("<u2", "(4,)"), NpyProblem::Length { found: 6, needed: 8 }),
             ("{}".into(), NpyProblem::NotNpy),
         ] {
             let (begin, size) = file(&description, 6);
             assert_eq!(parse(&begin, size), Err(problem), "{description}");
         }
-        let (begin, size) = file(&known("<u2", "(3,)"), 6);
+        let (begin, size) = file(&header_text("<u2", "(3,)"), 6);
         for end in 0..begin.len() {
             assert_eq!(parse(&begin[..end], size), Err(NpyProblem::NotNpy));
         }

@@ -26,8 +26,8 @@ impl SampleOrder {
     ) -> Option<Self> {
         let total = windows.end - windows.start;
         // Rounded down, and limited to the total, which the f64 may exceed after rounding.
-        let place = |share: f64| windows.start + ((total as f64 * share) as u64).min(total);
-        let mut ranges: Vec<Range<u64>> = subset.iter().map(|[begin, end]| place(*begin)..place(*end)).collect();
+        let position = |share: f64| windows.start + ((total as f64 * share) as u64).min(total);
+        let mut ranges: Vec<Range<u64>> = subset.iter().map(|[begin, end]| position(*begin)..position(*end)).collect();
         if subset.is_empty() {
             ranges.push(windows.clone());
         }

@@ -81,10 +81,10 @@ mod tests {
         for n in sizes {
             for seed in [0, 1, 42, u64::MAX] {
                 let permutation = Permutation::new(n, seed);
-                let mut hit = vec![false; n as usize];
+                let mut is_reached = vec![false; n as usize];
                 for i in 0..n {
                     let to = permutation.apply(i) as usize;
-                    assert!(!std::mem::replace(&mut hit[to], true), "n {n} seed {seed}: {to} twice");
+                    assert!(!std::mem::replace(&mut is_reached[to], true), "n {n} seed {seed}: {to} twice");
                 }
             }
         }

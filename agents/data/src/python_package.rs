@@ -219,8 +219,8 @@ impl PythonPackage {
 
     /// Returns the time for reading one sample, after which a worker counts as hung; at least 1 s.
     pub fn sample_timeout(&self) -> Duration {
-        let given = self.manifest.timeout_seconds.map(|seconds| Duration::from_secs(seconds.max(1).into()));
-        given.unwrap_or(DEFAULT_SAMPLE_TIMEOUT).min(MAX_SAMPLE_TIMEOUT)
+        let requested = self.manifest.timeout_seconds.map(|seconds| Duration::from_secs(seconds.max(1).into()));
+        requested.unwrap_or(DEFAULT_SAMPLE_TIMEOUT).min(MAX_SAMPLE_TIMEOUT)
     }
 
     /// Adds the content of the package to `hasher`. Data files that the dataset reads are not part of it.
@@ -276,7 +276,7 @@ impl PythonSource {
 
     /// Reads `count` samples from number `first` on; see [`Dataset::read`](crate::Dataset::read).
     pub(crate) fn read(&self, first: u64, count: u32) -> Result<Vec<Vec<u8>>, DataError> {
-        let numbers = (0..u64::from(count)).map(|at| first.saturating_add(at));
+        let numbers = (0..u64::from(count)).map(|offset| first.saturating_add(offset));
         // The seed depends on the number of the sample since the start of training.
         let samples: Vec<_> =
             numbers.map(|n| SampleNumber { index: self.order.window(n), seed: key(self.seed, n) }).collect();
@@ -330,7 +330,7 @@ mod tests {
 
     impl SampleReader for Numbers {
         fn read(&self, samples: &[SampleNumber]) -> Result<Vec<Vec<u8>>, PythonProblem> {
-            let bytes = |of: fn(&SampleNumber) -> u64| samples.iter().flat_map(|s| of(s).to_le_bytes()).collect();
+            let bytes = |field: fn(&SampleNumber) -> u64| samples.iter().flat_map(|s| field(s).to_le_bytes()).collect();
             Ok(vec![bytes(|sample| sample.index), bytes(|sample| sample.seed)])
         }
     }
@@ -344,8 +344,8 @@ mod tests {
         };
         let all = source(1).read(0, 20).unwrap();
         let [first, second] = [source(1).read(0, 7).unwrap(), source(1).read(7, 13).unwrap()];
-        for (at, array) in all.iter().enumerate() {
-            assert_eq!(*array, [&*first[at], &*second[at]].concat());
+        for (index, array) in all.iter().enumerate() {
+            assert_eq!(*array, [&*first[index], &*second[index]].concat());
         }
         assert_ne!(all[1][..80], all[1][80..], "another seed in each pass");
         assert_ne!(all[1], source(2).read(0, 20).unwrap()[1]);

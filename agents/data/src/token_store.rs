@@ -192,23 +192,23 @@ impl TokenStore {
         self.segments.last().map_or(0, |(end, _)| *end)
     }
 
-    /// Copies the tokens from index `at` to `out`. The tokens must exist.
-    pub(crate) fn copy(&self, mut at: u64, mut out: &mut [i32]) {
-        let mut index = self.segments.partition_point(|(end, _)| *end <= at);
+    /// Copies the tokens from index `start` to `out`. The tokens must exist.
+    pub(crate) fn copy(&self, mut start: u64, mut out: &mut [i32]) {
+        let mut index = self.segments.partition_point(|(end, _)| *end <= start);
         while !out.is_empty() {
             let (end, segment) = &self.segments[index];
-            let skip = (at - (end - segment.tokens())) as usize;
+            let skip = (start - (end - segment.tokens())) as usize;
             let size = segment.element.bytes();
             let payload = &segment.payload()[skip * size..];
             let take = out.len().min(payload.len() / size);
-            let (now, later) = out.split_at_mut(take);
-            let mut slots = now.iter_mut();
+            let (chunk, remaining) = out.split_at_mut(take);
+            let mut slots = chunk.iter_mut();
             // A token beyond i32 is beyond every vocabulary, which is checked when a source is opened.
             segment.element.read(&payload[..take * size], |token| {
                 slots.next().into_iter().for_each(|slot| *slot = i32::try_from(token).unwrap_or(i32::MAX));
             });
-            at += take as u64;
-            out = later;
+            start += take as u64;
+            out = remaining;
             index += 1;
         }
     }
@@ -229,15 +229,16 @@ mod tests {
             std::fs::write(&path, part.iter().flat_map(|t| t.to_le_bytes()).collect::<Vec<u8>>()).unwrap();
             paths.push(path);
         }
-        let mut seen = (0, 0);
-        let store = TokenStore::open_files(&paths, TokenType::Uint16, &mut |done, total| seen = (done, total)).unwrap();
-        assert_eq!(seen, (2000, 2000));
+        let mut progress = (0, 0);
+        let store =
+            TokenStore::open_files(&paths, TokenType::Uint16, &mut |done, total| progress = (done, total)).unwrap();
+        assert_eq!(progress, (2000, 2000));
         assert_eq!((store.len(), store.max_token), (1000, u32::from(*tokens.iter().max().unwrap())));
-        for (at, len) in [(0, 1000), (399, 3), (400, 1), (401, 2), (999, 1), (398, 100)] {
+        for (start, len) in [(0, 1000), (399, 3), (400, 1), (401, 2), (999, 1), (398, 100)] {
             let mut out = vec![-1; len];
-            store.copy(at as u64, &mut out);
-            let expected: Vec<i32> = tokens[at..at + len].iter().map(|&t| i32::from(t)).collect();
-            assert_eq!(out, expected, "{len} tokens from {at}");
+            store.copy(start as u64, &mut out);
+            let expected: Vec<i32> = tokens[start..start + len].iter().map(|&t| i32::from(t)).collect();
+            assert_eq!(out, expected, "{len} tokens from {start}");
         }
     }
 

@@ -46,9 +46,9 @@ fn token_file(dir: &Path) -> SourceSpec {
 fn epoch_has_every_window_once_and_splits_are_disjoint() {
     let dir = tempfile::tempdir().unwrap();
     let train = token_file(dir.path());
-    let place: HashMap<i32, usize> =
+    let position: HashMap<i32, usize> =
         std::iter::successors(Some(1u64), |t| Some(t * 17 % 65_521)).take(1003).map(|t| t as i32).zip(0..).collect();
-    assert_eq!(place.len(), 1003);
+    assert_eq!(position.len(), 1003);
     let validation = SourceSpec { split: SplitPart::Validation, ..train.clone() };
     // A quarter of 1003, rounded down, is 250 tokens: 31 windows. 753 are left: 94 windows.
     for (spec, tokens, windows) in [(&train, 0..753, 94), (&validation, 753..1003, 31)] {
@@ -59,9 +59,9 @@ fn epoch_has_every_window_once_and_splits_are_disjoint() {
             let mut starts = Vec::new();
             for i in 0..windows {
                 let (ids, labels) = sample(&dataset, pass * windows + i);
-                let start = place[&ids[0]];
+                let start = position[&ids[0]];
                 for (k, (id, label)) in ids.iter().zip(&labels).enumerate() {
-                    assert_eq!((place[id], place[label]), (start + k, start + k + 1));
+                    assert_eq!((position[id], position[label]), (start + k, start + k + 1));
                     assert!(tokens.contains(&(start + k)) && tokens.contains(&(start + k + 1)));
                 }
                 starts.push(start);
@@ -130,8 +130,8 @@ fn text_is_tokenized_once_for_any_path() {
     let text: Vec<i32> = "the first document, \0second document\0third".bytes().map(i32::from).collect();
     assert_eq!(dataset.windows(), (text.len() as u64 - 1) / T as u64);
     for n in 0..dataset.windows() {
-        let at = n as usize * T;
-        assert_eq!(sample(&dataset, n), (text[at..at + T].to_vec(), text[at + 1..at + T + 1].to_vec()));
+        let start = n as usize * T;
+        assert_eq!(sample(&dataset, n), (text[start..start + T].to_vec(), text[start + 1..start + T + 1].to_vec()));
     }
 
     // The other split, and the same texts under other names, are read from the cache; another text is not.
@@ -167,7 +167,7 @@ fn bad_input_is_refused_in_a_sentence_with_a_hint() {
         SourceSpec { kind: SourceKind::Text(TextFiles::new(paths, TokenizerName::Bytes)), ..text(&[]) }
     };
     let synthetic = |vocab_size| SourceSpec { kind: SourceKind::Synthetic { vocab_size, seed: 0 }, ..text(&[]) };
-    let fine = text(&["fine.txt"]);
+    let valid = text(&["fine.txt"]);
     let cwd = std::env::current_dir().unwrap().display().to_string();
     let null = SourceSpec {
         kind: SourceKind::Tokens { paths: vec!["/dev/null".into()], token_type: TokenType::Uint16 },
@@ -195,29 +195,33 @@ fn bad_input_is_refused_in_a_sentence_with_a_hint() {
         (tokens("none.bin"), "is empty|none.bin"),
         (text(&["short.txt"]), "training split has 6 tokens|9"),
         (all_of("short.txt"), "training split has 8 tokens|9"),
-        (validation(0.05, fine.clone()), "validation split has 5 tokens"),
+        (validation(0.05, valid.clone()), "validation split has 5 tokens"),
         (validation(0.0, synthetic(9)), "validation split has 0 tokens"),
         (text(&["latin1.txt"]), "latin1.txt is not valid UTF-8 at byte 3"),
         (tokens("odd.bin"), "odd.bin|has 3 bytes, but a token takes 2"),
-        (SourceSpec { seq_len: 0, ..fine.clone() }, "sequence length of 0"),
-        (SourceSpec { validation_fraction: f64::NAN, ..fine.clone() }, "fraction NaN"),
-        (SourceSpec { validation_fraction: 1.5, ..fine.clone() }, "fraction 1.5"),
+        (SourceSpec { seq_len: 0, ..valid.clone() }, "sequence length of 0"),
+        (SourceSpec { validation_fraction: f64::NAN, ..valid.clone() }, "fraction NaN"),
+        (SourceSpec { validation_fraction: 1.5, ..valid.clone() }, "fraction 1.5"),
         (synthetic(1), "vocabulary of 1"),
     ];
-    let mut errors = Vec::from(cases.map(|(spec, said)| (Dataset::open(&spec, |_, _| {}).err().expect(said), said)));
-    errors.push((open(&fine).check_vocab(120).unwrap_err(), "vocabulary of 120|largest token is 120"));
-    for (error, said) in errors {
+    let mut errors =
+        Vec::from(cases.map(|(spec, expected)| (Dataset::open(&spec, |_, _| {}).err().expect(expected), expected)));
+    errors.push((open(&valid).check_vocab(120).unwrap_err(), "vocabulary of 120|largest token is 120"));
+    for (error, expected) in errors {
         let message = error.to_string();
-        assert!(said.replace("CWD", &cwd).split('|').all(|part| message.contains(part)), "{message:?}, not {said:?}");
+        assert!(
+            expected.replace("CWD", &cwd).split('|').all(|part| message.contains(part)),
+            "{message:?}, not {expected:?}"
+        );
         assert!(!error.hint().is_empty() && error.is_bad_input(), "{message}");
     }
-    open(&fine).check_vocab(121).unwrap();
+    open(&valid).check_vocab(121).unwrap();
 
     // Caused by the machine, not by the input.
     let cache_dir = Some(dir.path().join("fine.txt/cache"));
-    let error = Dataset::open(&SourceSpec { cache_dir, ..fine.clone() }, |_, _| {}).err().unwrap();
+    let error = Dataset::open(&SourceSpec { cache_dir, ..valid.clone() }, |_, _| {}).err().unwrap();
     assert!(error.to_string().contains("fine.txt/cache") && !error.is_bad_input(), "{error}");
-    let error = write_samples(&open(&fine), 1, 1, 0, &dir.path().join("folder/none/out")).unwrap_err();
+    let error = write_samples(&open(&valid), 1, 1, 0, &dir.path().join("folder/none/out")).unwrap_err();
     assert!(error.to_string().contains("folder/none/out") && !error.is_bad_input(), "{error}");
 }
 

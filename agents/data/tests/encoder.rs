@@ -52,7 +52,7 @@ fn read(dataset: &Dataset, n: u64) -> Vec<(&'static str, Vec<i32>)> {
 }
 
 fn array<'a>(sample: &'a [(&'static str, Vec<i32>)], name: &str) -> &'a [i32] {
-    &sample.iter().find(|(known, _)| *known == name).unwrap().1
+    &sample.iter().find(|(candidate, _)| *candidate == name).unwrap().1
 }
 
 #[test]
@@ -72,19 +72,19 @@ fn words_are_masked_by_number_of_the_sample() {
         assert_eq!(array(&sample, "next_sentence_label"), [1]);
         let (positions, labels) = (array(&sample, "masked_lm_positions"), array(&sample, "labels"));
         assert_eq!((positions.len(), labels[3]), (4, -1), "three of nine tokens are predicted");
-        for (at, &token) in array(&sample, "input_ids")[..9].iter().enumerate() {
-            let label = positions[..3].iter().position(|position| *position == at as i32).map(|at| labels[at]);
-            assert!(label.is_none_or(|label| label == plain[at]) && (label.is_some() || token == plain[at]));
+        for (index, &token) in array(&sample, "input_ids")[..9].iter().enumerate() {
+            let label = positions[..3].iter().position(|position| *position == index as i32).map(|index| labels[index]);
+            assert!(label.is_none_or(|label| label == plain[index]) && (label.is_some() || token == plain[index]));
         }
         assert!(positions[..3].iter().all(|position| ![0, 5, 8].contains(position)), "{positions:?}");
         masked.insert(positions.to_vec());
         assert_eq!(read(&dataset, n), sample);
     }
     assert!(masked.len() > 10, "{masked:?}");
-    let whole = open(&source(true)).unwrap();
-    assert_ne!(whole.fingerprint(), dataset.fingerprint());
+    let whole_words = open(&source(true)).unwrap();
+    assert_ne!(whole_words.fingerprint(), dataset.fingerprint());
     for n in 0..40 {
-        let sample = read(&whole, n);
+        let sample = read(&whole_words, n);
         let used =
             &array(&sample, "masked_lm_positions")[..array(&sample, "labels").iter().filter(|l| **l >= 0).count()];
         assert_eq!(used.contains(&3), used.contains(&4), "{used:?}");
@@ -104,8 +104,8 @@ fn masked_rows_are_read_with_and_without_positions() {
     assert_eq!((array(&sample, "masked_lm_positions")[0], array(&sample, "labels")), (1, &[5, -1, -1, -1][..]));
 
     let text = "input_ids,attention_mask,labels\n\"[2, 4, 3]\",\"[1, 1, 1]\",\"[-100, 5, -100]\"\n";
-    let everywhere = EncoderLabels::Tokens { max_predictions: None, predicts_next_sentence: false };
-    let source = spec(csv(dir.path(), CsvRows::Masked, text), samples(everywhere, None));
+    let all_tokens = EncoderLabels::Tokens { max_predictions: None, predicts_next_sentence: false };
+    let source = spec(csv(dir.path(), CsvRows::Masked, text), samples(all_tokens, None));
     let sample = read(&open(&source).unwrap(), 0);
     assert_eq!(array(&sample, "labels"), [-1, 5, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1]);
 }
@@ -168,9 +168,9 @@ fn windows_of_a_text_have_special_tokens_and_random_halves() {
     for n in 0..19 {
         let sample = read(&dataset, n);
         let mut tokens = array(&sample, "input_ids").to_vec();
-        for (at, label) in array(&sample, "masked_lm_positions").iter().zip(array(&sample, "labels")) {
+        for (position, label) in array(&sample, "masked_lm_positions").iter().zip(array(&sample, "labels")) {
             if *label >= 0 {
-                tokens[*at as usize] = *label;
+                tokens[*position as usize] = *label;
             }
         }
         let first: Vec<i32> = b"abcd".iter().map(|&byte| byte.into()).collect();
@@ -197,7 +197,7 @@ fn windows_of_a_text_have_special_tokens_and_random_halves() {
 fn bad_rows_are_named_by_file_and_number() {
     let dir = tempfile::tempdir().unwrap();
     let masked = |row: &str| format!("input_ids,attention_mask,labels,token_type_ids,next_sentence_label\n{row}\n");
-    for (row, says) in [
+    for (row, message) in [
         ("\"[2, 11]\",\"[1, 1]\",\"[-1, -1]\",[0],0", "token 11 is outside the vocabulary of 11"),
         ("\"[2, 1]\",\"[1, 1]\",\"[-1, 12]\",[0],0", "label 12"),
         ("\"[2, 1]\",\"[1, 1]\",\"[-1, 1]\",[0],2", "label 2"),
@@ -206,8 +206,8 @@ fn bad_rows_are_named_by_file_and_number() {
         ("\"[2, 1]\",\"[1, 1]\"", "the column labels is not a field"),
     ] {
         let source = spec(csv(dir.path(), CsvRows::Masked, &masked(row)), samples(PRETRAINING, None));
-        let error = open(&source).err().expect(says).to_string();
-        assert!(error.starts_with("row 0 of ") && error.contains(says), "{row}: {error}");
+        let error = open(&source).err().expect(message).to_string();
+        assert!(error.starts_with("row 0 of ") && error.contains(message), "{row}: {error}");
     }
     let long = masked(&format!("\"{:?}\",\"{:?}\",[1],[0],0", [2; 13], [1; 13]));
     let error = open(&spec(csv(dir.path(), CsvRows::Masked, &long), samples(PRETRAINING, None))).err().unwrap();
@@ -222,12 +222,12 @@ fn bad_rows_are_named_by_file_and_number() {
 #[test]
 fn stored_samples_of_encoders_are_read() {
     let fixture = |name: &str| format!("{}/tests/fixtures/{name}", env!("CARGO_MANIFEST_DIR"));
-    let everywhere = EncoderLabels::Tokens { max_predictions: None, predicts_next_sentence: false };
+    let all_tokens = EncoderLabels::Tokens { max_predictions: None, predicts_next_sentence: false };
     let stored = |name: &str| SourceSpec {
         seq_len: 16,
         ..spec(
             SourceKind::EncoderHdf5 { paths: vec![fixture(name)] },
-            EncoderSamples { vocab_size: 64, ..samples(everywhere, None) },
+            EncoderSamples { vocab_size: 64, ..samples(all_tokens, None) },
         )
     };
     let dataset = open(&stored("encoder.h5")).unwrap();
@@ -235,9 +235,9 @@ fn stored_samples_of_encoders_are_read() {
     let sample = read(&dataset, 2);
     let (ids, labels) = (array(&sample, "input_ids"), array(&sample, "labels"));
     assert_eq!(array(&sample, "attention_mask"), [&[1; 14][..], &[0; 2]].concat());
-    let counting: Vec<usize> = (0..16).filter(|at| labels[*at] != -1).collect();
-    assert_eq!(counting, [2, 7, 12]);
-    assert!(counting.iter().all(|at| labels[*at] == ids[*at]));
+    let counted: Vec<usize> = (0..16).filter(|position| labels[*position] != -1).collect();
+    assert_eq!(counted, [2, 7, 12]);
+    assert!(counted.iter().all(|position| labels[*position] == ids[*position]));
     let error = open(&stored("masked.h5")).err().unwrap().to_string();
     assert!(error.contains("attention_mask"), "{error}");
     assert!(matches!(open(&stored("uint16.h5")), Err(DataError::NotForEncoders)));

@@ -56,7 +56,7 @@ fn window(w: usize) -> (Vec<i32>, Vec<i32>) {
 #[test]
 fn both_formats_have_the_samples_of_a_token_file() {
     let dir = tempfile::tempdir().unwrap();
-    let bytes: Vec<u8> = (0..TOKENS).flat_map(|at| (token(at) as u16).to_le_bytes()).collect();
+    let bytes: Vec<u8> = (0..TOKENS).flat_map(|index| (token(index) as u16).to_le_bytes()).collect();
     std::fs::write(dir.path().join("stream.bin"), bytes).unwrap();
     let paths = vec![dir.path().join("stream.bin").display().to_string()];
     for shuffle in [false, true] {
@@ -94,7 +94,7 @@ fn later_layouts_and_all_token_types_are_read() {
     for (name, values) in [("uint16.h5", [0, 256, 65_535]), ("uint32.h5", [0, 65_536, 128_255])] {
         let dataset = open(&with_vocabulary(fixtures(&[name]), 128_256));
         let (ids, labels) = sample(&dataset, 1);
-        let expected = |first: usize| (first..first + T).map(|at| values[at % 3]).collect::<Vec<i32>>();
+        let expected = |first: usize| (first..first + T).map(|index| values[index % 3]).collect::<Vec<i32>>();
         assert_eq!((ids, labels), (expected(T), expected(T + 1)), "{name}");
     }
 }
@@ -106,7 +106,7 @@ fn masked_labels_do_not_count() {
         let (ids, labels) = sample(&dataset, n as u64);
         let (expected_ids, all_labels) = window(n);
         let expected: Vec<i32> =
-            all_labels.iter().enumerate().map(|(at, label)| if at % 4 == n { -1 } else { *label }).collect();
+            all_labels.iter().enumerate().map(|(index, label)| if index % 4 == n { -1 } else { *label }).collect();
         assert_eq!((ids, labels), (expected_ids, expected));
     }
 }
@@ -115,8 +115,8 @@ fn masked_labels_do_not_count() {
 fn splits_and_subsets_select_samples() {
     let numbers = |spec: &SourceSpec| -> Vec<usize> {
         let dataset = open(spec);
-        let place = |n| (0..62).find(|w| window(*w) == sample(&dataset, n)).unwrap();
-        (0..dataset.windows()).map(place).collect()
+        let window_of = |n| (0..62).find(|w| window(*w) == sample(&dataset, n)).unwrap();
+        (0..dataset.windows()).map(window_of).collect()
     };
     let all = SourceSpec { validation_fraction: 0.25, ..fixtures(&["samples"]) };
     assert_eq!(numbers(&all), (0..47).collect::<Vec<_>>());
@@ -155,20 +155,20 @@ fn unusable_files_are_rejected_in_a_sentence() {
         spec(&[dir.path().join(name)])
     };
     std::fs::create_dir(dir.path().join("nothing")).unwrap();
-    let whole = std::fs::read(fixture("samples/part_1.h5")).unwrap();
-    let bad = |name: &str| fixtures(&[&format!("bad/{name}.h5")]);
+    let file = std::fs::read(fixture("samples/part_1.h5")).unwrap();
+    let damaged = |name: &str| fixtures(&[&format!("bad/{name}.h5")]);
     let cases = [
-        (bad("float"), "bad/float.h5 has a dataset \"data\" of float32; expected samples of int32"),
-        (bad("int64"), "of int64; expected samples of int32"),
-        (bad("signed_corpus"), "of int16; expected a corpus of uint8, uint16 or uint32"),
-        (bad("rank"), "of shape [2, 16]; expected (samples, 3, length) or (tokens)"),
-        (bad("packed"), "has samples of packed sequences (5 rows), but use_vsl is not set"),
-        (bad("name"), "has no dataset \"data\"; it has \"tokens\""),
-        (bad("group"), "has a group \"data\""),
-        (bad("lzf"), "sample 0 of |bad/lzf.h5: it can't be read: unsupported filter"),
-        (bad("none"), "the training split has no sample"),
-        (write("half.h5", &whole[..whole.len() / 2]), "half.h5 is truncated: it has 5056 bytes of the 10112"),
-        (write("header.h5", &whole[..100]), "header.h5 is truncated"),
+        (damaged("float"), "bad/float.h5 has a dataset \"data\" of float32; expected samples of int32"),
+        (damaged("int64"), "of int64; expected samples of int32"),
+        (damaged("signed_corpus"), "of int16; expected a corpus of uint8, uint16 or uint32"),
+        (damaged("rank"), "of shape [2, 16]; expected (samples, 3, length) or (tokens)"),
+        (damaged("packed"), "has samples of packed sequences (5 rows), but use_vsl is not set"),
+        (damaged("name"), "has no dataset \"data\"; it has \"tokens\""),
+        (damaged("group"), "has a group \"data\""),
+        (damaged("lzf"), "sample 0 of |bad/lzf.h5: it can't be read: unsupported filter"),
+        (damaged("none"), "the training split has no sample"),
+        (write("half.h5", &file[..file.len() / 2]), "half.h5 is truncated: it has 5056 bytes of the 10112"),
+        (write("header.h5", &file[..100]), "header.h5 is truncated"),
         (
             write("text.h5", b"text that is long enough to be one"),
             "text.h5 is of another format; expected an HDF5 file",
@@ -185,18 +185,18 @@ fn unusable_files_are_rejected_in_a_sentence() {
         (SourceSpec { seq_len: 2000, ..fixtures(&["corpus"]) }, "training split has 1000 tokens"),
         (SourceSpec { subset: vec![[0.0, 0.001]], ..fixtures(&["samples"]) }, "no sample in data_subset"),
     ];
-    for (spec, said) in cases {
-        let error = Dataset::open(&spec, |_, _| {}).err().expect(said);
+    for (spec, expected) in cases {
+        let error = Dataset::open(&spec, |_, _| {}).err().expect(expected);
         let message = error.to_string();
-        assert!(said.split('|').all(|part| message.contains(part)), "{message:?}, not {said:?}");
+        assert!(expected.split('|').all(|part| message.contains(part)), "{message:?}, not {expected:?}");
         assert!(!error.hint().is_empty() && !message.contains('\n'), "{message}");
-        assert_eq!(inspect(&spec).err().map(|error| error.to_string()), Some(message), "{said}");
+        assert_eq!(inspect(&spec).err().map(|error| error.to_string()), Some(message), "{expected}");
     }
 }
 
 #[test]
 fn bad_values_are_reported_with_file_and_sample() {
-    for (name, says) in [
+    for (name, expected) in [
         ("token", "token 64 is outside the vocabulary of 64"),
         ("label", "label -2 is outside the vocabulary of 64"),
         ("mask", "a loss mask has the value 2; expected 0 or 1"),
@@ -208,7 +208,7 @@ fn bad_values_are_reported_with_file_and_sample() {
         assert!(matches!(error, DataError::BadSample { number: 4, .. }));
         let message = error.to_string();
         assert!(
-            message.starts_with("sample 4 of ") && message.contains(&format!("bad/{name}.h5: {says}")),
+            message.starts_with("sample 4 of ") && message.contains(&format!("bad/{name}.h5: {expected}")),
             "{message}"
         );
     }
@@ -228,10 +228,10 @@ fn damaged_files_never_panic() {
     let path = dir.path().join("damaged.h5");
     let mut rejected = 0;
     for name in ["samples/part_0.h5", "corpus/part_0.h5", "latest.h5"] {
-        let whole = std::fs::read(fixture(name)).unwrap();
-        for at in (0..whole.len()).filter(|at| *at < 300 || at % 97 == 0) {
-            let mut bytes = whole.clone();
-            bytes[at] ^= 0xff;
+        let original = std::fs::read(fixture(name)).unwrap();
+        for offset in (0..original.len()).filter(|offset| *offset < 300 || offset % 97 == 0) {
+            let mut bytes = original.clone();
+            bytes[offset] ^= 0xff;
             std::fs::write(&path, bytes).unwrap();
             match Dataset::open(&spec(std::slice::from_ref(&path)), |_, _| {}) {
                 Err(DataError::Hdf5 { problem: Hdf5Problem::Damaged(_), .. }) => rejected += 1,
@@ -290,10 +290,10 @@ fn packed_samples_say_where_their_sequences_are() {
     let mixture = open(&SourceSpec { kind, ..packed("packed.h5") });
     assert_eq!((mixture.windows(), mixture.read(1, 1).unwrap()), (6, dataset.read(0, 1).unwrap()));
 
-    let refused = |spec: &SourceSpec| Dataset::open(spec, |_, _| {}).err().unwrap().to_string();
-    let bad = refused(&packed("bad/packed.h5"));
-    assert!(bad.ends_with("the position of token 0 is -1, which is not from 0 to 15"), "{bad}");
-    assert!(refused(&packed("samples")).contains("contains samples, but use_vsl is set"));
-    assert!(refused(&packed("corpus")).contains("contains a corpus, but use_vsl is set"));
-    assert!(refused(&fixtures(&["packed.h5"])).contains("5 rows), but use_vsl is not set"));
+    let open_error = |spec: &SourceSpec| Dataset::open(spec, |_, _| {}).err().unwrap().to_string();
+    let error = open_error(&packed("bad/packed.h5"));
+    assert!(error.ends_with("the position of token 0 is -1, which is not from 0 to 15"), "{error}");
+    assert!(open_error(&packed("samples")).contains("contains samples, but use_vsl is set"));
+    assert!(open_error(&packed("corpus")).contains("contains a corpus, but use_vsl is set"));
+    assert!(open_error(&fixtures(&["packed.h5"])).contains("5 rows), but use_vsl is not set"));
 }

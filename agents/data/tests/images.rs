@@ -33,13 +33,13 @@ fn idx(sizes: &[u32], elements: impl IntoIterator<Item = u8>) -> Vec<u8> {
     header.chain(elements).collect()
 }
 
-/// Pixel `at` of image `number`.
-fn pixel(number: usize, at: usize) -> u8 {
-    ((number * 40 + at * 3) % 256) as u8
+/// Pixel `position` of image `number`.
+fn pixel(number: usize, position: usize) -> u8 {
+    ((number * 40 + position * 3) % 256) as u8
 }
 
 fn idx_images(count: u32) -> Vec<u8> {
-    idx(&[count, 3, 4], (0..count as usize).flat_map(|number| (0..12).map(move |at| pixel(number, at))))
+    idx(&[count, 3, 4], (0..count as usize).flat_map(|number| (0..12).map(move |position| pixel(number, position))))
 }
 
 fn compressed(bytes: &[u8]) -> Vec<u8> {
@@ -55,21 +55,21 @@ fn sample(dataset: &Dataset, number: u64) -> (Vec<f32>, i32) {
     (pixels, i32::from_le_bytes(arrays[1].as_slice().try_into().unwrap()))
 }
 
-fn place(files: &[(&str, &[u8])]) -> tempfile::TempDir {
-    let place = tempfile::tempdir().unwrap();
+fn directory_with(files: &[(&str, &[u8])]) -> tempfile::TempDir {
+    let dir = tempfile::tempdir().unwrap();
     for (name, content) in files {
-        let path = place.path().join(name);
+        let path = dir.path().join(name);
         std::fs::create_dir_all(path.parent().unwrap()).unwrap();
         std::fs::write(path, content).unwrap();
     }
-    place
+    dir
 }
 
 #[test]
 fn idx_files_are_read_plain_and_compressed() {
     let (images, labels) = (idx_images(5), idx(&[5], [0, 1, 2, 1, 0]));
-    let plain = place(&[("train-images-idx3-ubyte", &images), ("train-labels-idx1-ubyte", &labels)]);
-    let packed = place(&[
+    let plain = directory_with(&[("train-images-idx3-ubyte", &images), ("train-labels-idx1-ubyte", &labels)]);
+    let packed = directory_with(&[
         ("MNIST/raw/t10k-images-idx3-ubyte.gz", &compressed(&images)),
         ("MNIST/raw/t10k-labels-idx1-ubyte.gz", &compressed(&labels)),
     ]);
@@ -82,9 +82,9 @@ fn idx_files_are_read_plain_and_compressed() {
     assert_eq!(inputs, [("image".to_owned(), vec![1, 3, 4]), ("labels".to_owned(), vec![])]);
     for number in 0..7 {
         let (pixels, label) = sample(&one, number);
-        let at = number as usize % 5;
-        assert_eq!(label, [0, 1, 2, 1, 0][at]);
-        let expected = |place| (f32::from(pixel(at, place)) / 255.0 - 0.25) / 0.5;
+        let image_number = number as usize % 5;
+        assert_eq!(label, [0, 1, 2, 1, 0][image_number]);
+        let expected = |position| (f32::from(pixel(image_number, position)) / 255.0 - 0.25) / 0.5;
         assert_eq!(pixels, (0..12).map(expected).collect::<Vec<_>>());
         assert_eq!(sample(&other, number), (pixels, label));
     }
@@ -112,13 +112,13 @@ fn bad_idx_files_are_rejected_by_one_sentence() {
         (&images, &idx(&[5], [0, 1, 2, 3, 0]), "label 3 is not below the number of classes, 3"),
         (&idx(&[1, 4, 4], [0; 16]), &idx(&[1], [0]), "image 0 of"),
     ];
-    for (images, labels, says) in cases {
-        let place = place(&[("train-images-idx3-ubyte", images), ("train-labels-idx1-ubyte", labels)]);
-        let error = open(place.path(), source(ImageFormat::Idx, ImagePart::Train, 1, &[])).err().expect(says);
-        assert!(error.to_string().contains(says), "{error} does not contain {says}");
+    for (images, labels, message) in cases {
+        let dir = directory_with(&[("train-images-idx3-ubyte", images), ("train-labels-idx1-ubyte", labels)]);
+        let error = open(dir.path(), source(ImageFormat::Idx, ImagePart::Train, 1, &[])).err().expect(message);
+        assert!(error.to_string().contains(message), "{error} does not contain {message}");
         assert!(error.is_bad_input() && !error.hint().is_empty(), "{error}");
     }
-    let empty = place(&[]);
+    let empty = directory_with(&[]);
     let error = open(empty.path(), source(ImageFormat::Idx, ImagePart::Validation, 1, &[])).err().unwrap();
     assert!(error.to_string().contains("t10k-images-idx3-ubyte"), "{error}");
     let missing = open(&empty.path().join("no"), source(ImageFormat::Idx, ImagePart::Train, 1, &[])).err().unwrap();
@@ -139,7 +139,7 @@ fn jpeg(value: [u8; 3]) -> Vec<u8> {
 
 #[test]
 fn classes_are_directories_of_png_and_jpeg_files() {
-    let files = place(&[
+    let files = directory_with(&[
         ("train/cat/b.png", &png(51, [3, 4])),
         ("train/cat/a.PNG", &png(102, [6, 9])),
         ("train/cat/notes.txt", b"not an image"),
@@ -153,9 +153,9 @@ fn classes_are_directories_of_png_and_jpeg_files() {
     let (train, val) = (read(ImagePart::Train, 1), read(ImagePart::Validation, 3));
     assert_eq!((train.windows(), val.windows()), (3, 1));
     let close = |found: &[f32], expected: f32| found.iter().all(|x| (x - expected).abs() < 1e-6);
-    let of = |number| sample(&train, number);
-    assert!(close(&of(0).0, 0.4) && close(&of(1).0, 0.2), "{:?} {:?}", of(0), of(1));
-    assert_eq!([of(0).1, of(1).1, of(2).1], [0, 0, 1]);
+    let sample_of = |number| sample(&train, number);
+    assert!(close(&sample_of(0).0, 0.4) && close(&sample_of(1).0, 0.2), "{:?} {:?}", sample_of(0), sample_of(1));
+    assert_eq!([sample_of(0).1, sample_of(1).1, sample_of(2).1], [0, 0, 1]);
     // Its class has the number that it has among the training images.
     assert_eq!((sample(&val, 0).1, sample(&val, 0).0), (1, vec![0.0; 36]));
     let red = sample(&read(ImagePart::Train, 3), 2).0;
@@ -164,28 +164,28 @@ fn classes_are_directories_of_png_and_jpeg_files() {
 
 #[test]
 fn bad_directories_and_images_are_named() {
-    let cut = png(9, [3, 4]);
-    let mut wide = png(9, [3, 4]);
+    let truncated = png(9, [3, 4]);
+    let mut wide_image = png(9, [3, 4]);
     // The width in the header, and a checksum that no longer matches: rejected before anything is allocated.
-    wide[16..20].copy_from_slice(&u32::MAX.to_be_bytes());
-    let good = png(9, [3, 4]);
-    for (files, part, says) in [
-        (vec![("train/a/x.png", &cut[..cut.len() / 2])], ImagePart::Train, "x.png can't be decoded"),
-        (vec![("train/a/x.png", wide.as_slice())], ImagePart::Train, "x.png can't be decoded"),
+    wide_image[16..20].copy_from_slice(&u32::MAX.to_be_bytes());
+    let valid = png(9, [3, 4]);
+    for (files, part, message) in [
+        (vec![("train/a/x.png", &truncated[..truncated.len() / 2])], ImagePart::Train, "x.png can't be decoded"),
+        (vec![("train/a/x.png", wide_image.as_slice())], ImagePart::Train, "x.png can't be decoded"),
         (vec![("train/a/x.jpg", b"GIF89a".as_slice())], ImagePart::Train, "x.jpg can't be decoded"),
-        (vec![("train/a/x.png", good.as_slice())], ImagePart::Validation, "has no directory val"),
+        (vec![("train/a/x.png", valid.as_slice())], ImagePart::Validation, "has no directory val"),
         (vec![("a/x.txt", b"x".as_slice())], ImagePart::Train, "no directory of a class"),
-        (vec![("train/a/x.png", &good), ("val/b/x.png", &good)], ImagePart::Validation, "b is a class that"),
+        (vec![("train/a/x.png", &valid), ("val/b/x.png", &valid)], ImagePart::Validation, "b is a class that"),
         (
-            ["a/1.png", "b/1.png", "c/1.png", "d/1.png"].map(|name| (name, good.as_slice())).into(),
+            ["a/1.png", "b/1.png", "c/1.png", "d/1.png"].map(|name| (name, valid.as_slice())).into(),
             ImagePart::Train,
             "has 4 directories of classes, but model.num_classes is 3",
         ),
         (vec![("a/x.png", &png(0, [8, 8]))], ImagePart::Train, "x.png has an image of [8, 8]"),
     ] {
-        let place = place(&files);
-        let error = open(place.path(), source(ImageFormat::Folder, part, 1, &[])).err().expect(says);
-        assert!(error.to_string().contains(says), "{error} does not contain {says}");
+        let dir = directory_with(&files);
+        let error = open(dir.path(), source(ImageFormat::Folder, part, 1, &[])).err().expect(message);
+        assert!(error.to_string().contains(message), "{error} does not contain {message}");
         assert!(error.is_bad_input() && !error.hint().is_empty(), "{error}");
     }
 }

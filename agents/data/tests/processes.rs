@@ -54,12 +54,12 @@ fn report(dir: &Path) {
         for _ in 0..THREADS {
             scope.spawn(|| {
                 let dataset = Dataset::open(&spec, |_, _| {}).unwrap();
-                let how = match dataset.cache() {
+                let outcome = match dataset.cache() {
                     CacheOutcome::Built => "built",
                     CacheOutcome::Hit => "hit",
                     other => panic!("{other:?}"),
                 };
-                println!("\nopened: {how} {}", blake3::Hash::from_bytes(dataset.fingerprint()));
+                println!("\nopened: {outcome} {}", blake3::Hash::from_bytes(dataset.fingerprint()));
             });
         }
     });

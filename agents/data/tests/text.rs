@@ -142,10 +142,11 @@ fn write_parquet(path: &Path, documents: &[&str]) {
 fn tokens_of_any_width_are_read() {
     let dir = tempfile::tempdir().unwrap();
     let numbers: Vec<u32> = vec![1, 70_000, 128_255, 3, 0];
-    let wide: Vec<u8> = numbers.iter().flat_map(|token| token.to_le_bytes()).collect();
+    let wide_tokens: Vec<u8> = numbers.iter().flat_map(|token| token.to_le_bytes()).collect();
     let header = "{'descr': '<u4', 'fortran_order': False, 'shape': (5,), }\n";
-    let npy = [b"\x93NUMPY\x01\x00", &(header.len() as u16).to_le_bytes()[..], header.as_bytes(), &wide].concat();
-    for path in [write(dir.path(), "a.bin", &wide), write(dir.path(), "a.npy", &npy)] {
+    let npy =
+        [b"\x93NUMPY\x01\x00", &(header.len() as u16).to_le_bytes()[..], header.as_bytes(), &wide_tokens].concat();
+    for path in [write(dir.path(), "a.bin", &wide_tokens), write(dir.path(), "a.npy", &npy)] {
         let kind = SourceKind::Tokens { paths: vec![path], token_type: TokenType::Uint32 };
         assert_eq!(tokens(dir.path(), kind).unwrap(), numbers);
     }
@@ -171,10 +172,10 @@ fn bad_files_are_named_in_one_sentence() {
     let rows = dir.join("rows.parquet");
     write_parquet(&rows, &["text"]);
     let rows = rows.display().to_string();
-    let cut = write(dir, "cut.parquet", &std::fs::read(&rows).unwrap()[..60]);
+    let truncated = write(dir, "cut.parquet", &std::fs::read(&rows).unwrap()[..60]);
     let gzip = write(dir, "cut.txt.gz", b"\x1f\x8b\x08\0\0\0\0\0\0\x03\x4b");
     let tokens_of = |paths: &[String], tokenizer| tokens(dir, text(paths, tokenizer)).unwrap_err();
-    for (error, says) in [
+    for (error, message) in [
         (tokens_of(&[plain.clone(), "no.json".into()], TokenizerName::File), "no.json does not exist"),
         (tokens_of(&[plain.clone(), plain.clone()], TokenizerName::File), "a.txt is not a tokenizer.json: expected"),
         (
@@ -183,7 +184,10 @@ fn bad_files_are_named_in_one_sentence() {
         ),
         (tokens_of(&changed("no-end.json", &without_end), TokenizerName::File), "has no token that ends a document"),
         (tokens_of(std::slice::from_ref(&gzip), TokenizerName::Bytes), "cut.txt.gz can't be expanded: it is damaged"),
-        (tokens_of(std::slice::from_ref(&cut), TokenizerName::Bytes), "cut.parquet is not a Parquet file, or damaged"),
+        (
+            tokens_of(std::slice::from_ref(&truncated), TokenizerName::Bytes),
+            "cut.parquet is not a Parquet file, or damaged",
+        ),
         (tokens_of(std::slice::from_ref(&rows), TokenizerName::Bytes), "has no column `text`, but id, body"),
         (
             tokens_of(&[write(dir, "b.parquet", b"text")], TokenizerName::Bytes),
@@ -191,7 +195,7 @@ fn bad_files_are_named_in_one_sentence() {
         ),
         (tokens_of(&[write(dir, "b.txt", b"PAR1")], TokenizerName::Bytes), "b.txt is a Parquet file; expected UTF-8"),
     ] {
-        assert!(error.is_bad_input() && error.to_string().contains(says), "{says}: {error}");
+        assert!(error.is_bad_input() && error.to_string().contains(message), "{message}: {error}");
         assert!(!error.hint().is_empty());
     }
 }

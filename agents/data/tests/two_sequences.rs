@@ -71,7 +71,7 @@ fn windows_of_text_have_spans_replaced() {
     let next_pass = sample(&dataset, dataset.windows());
     assert_ne!(next_pass[0], sample(&dataset, 0)[0], "each pass has other spans");
     let small = error(&SourceSpec {
-        seq2seq: spec.seq2seq.clone().map(|of| Seq2SeqSamples { vocab_size: 120, ..of }),
+        seq2seq: spec.seq2seq.clone().map(|samples| Seq2SeqSamples { vocab_size: 120, ..samples }),
         ..spec.clone()
     });
     assert!(small.contains("vocabulary of 120 is too small"), "{small}");
@@ -99,24 +99,24 @@ fn lines_have_spans_replaced() {
     assert_eq!(sample(&dataset, 1)[4], [1, NO_LABEL, NO_LABEL, NO_LABEL]);
     assert_eq!(sample(&dataset, 4)[0], [3, 2, 11, 1]);
 
-    let with = |name: &str, text: &str, vocab_size: u32| {
+    let spec_with = |name: &str, text: &str, vocab_size: u32| {
         let mut spec = spec.clone();
         spec.kind = lines(vec![write(dir.path(), name, text), words.clone()], LineRows::Spans, 0, 1);
         spec.seq2seq = spec.seq2seq.map(|samples| Seq2SeqSamples { vocab_size, ..samples });
         error(&spec)
     };
-    assert!(with("empty", "", 12).contains("empty, or has only white space"));
-    assert!(with("small", "a b\n", 7).contains("vocabulary of 7 is too small for the data"));
+    assert!(spec_with("empty", "", 12).contains("empty, or has only white space"));
+    assert!(spec_with("small", "a b\n", 7).contains("vocabulary of 7 is too small for the data"));
 }
 
 #[test]
 fn pairs_of_lines_are_source_and_target() {
     let dir = tempfile::tempdir().unwrap();
-    let at = |name: &str, text: &str| write(dir.path(), name, text);
+    let path = |name: &str, text: &str| write(dir.path(), name, text);
     let [english, german] =
-        [at("en", "<s>\n</s>\n<unk>\nthe\nhouse\n"), at("de", "<s>\n</s>\n<unk>\ndas\nHaus\nHof\n")];
-    let sources = at("text.en", "the house\nthe the the the the\nhouse\n");
-    let targets = at("text.de", "das Haus\ndas\nHof und Haus\n");
+        [path("en", "<s>\n</s>\n<unk>\nthe\nhouse\n"), path("de", "<s>\n</s>\n<unk>\ndas\nHaus\nHof\n")];
+    let sources = path("text.en", "the house\nthe the the the the\nhouse\n");
+    let targets = path("text.de", "das Haus\ndas\nHof und Haus\n");
     let paths = vec![sources, targets, english.clone(), german.clone()];
     let pairs = spec(lines(paths, LineRows::Pairs, 1, 2), [5, 4], 6);
     let dataset = Dataset::open(&pairs, |_, _| {}).unwrap();
@@ -128,7 +128,7 @@ fn pairs_of_lines_are_source_and_target() {
     assert_eq!(sample(&dataset, 1)[4], [5, 2, 4, 1]);
 
     // A directory with a list of pairs.
-    at("meta.dat", "text.en text.de 3\n");
+    path("meta.dat", "text.en text.de 3\n");
     let paths = vec![dir.path().display().to_string(), english, german];
     let listed = SourceSpec { kind: lines(paths, LineRows::Pairs, 0, 2), ..pairs };
     let listed = Dataset::open(&listed, |_, _| {}).unwrap();

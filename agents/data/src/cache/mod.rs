@@ -51,12 +51,12 @@ pub(crate) enum CacheDir {
 
 impl CacheDir {
     /// Returns the directory of the user, or the default of this environment.
-    pub(crate) fn from_environment(named: Option<&Path>) -> Self {
-        Self::choose(named, std::env::var_os("XDG_CACHE_HOME"), std::env::var_os("HOME"))
+    pub(crate) fn from_environment(explicit: Option<&Path>) -> Self {
+        Self::choose(explicit, std::env::var_os("XDG_CACHE_HOME"), std::env::var_os("HOME"))
     }
 
-    fn choose(named: Option<&Path>, xdg: Option<OsString>, home: Option<OsString>) -> Self {
-        if let Some(path) = named {
+    fn choose(explicit: Option<&Path>, xdg: Option<OsString>, home: Option<OsString>) -> Self {
+        if let Some(path) = explicit {
             return CacheDir::Required(path.into());
         }
         // The XDG specification: a relative path is invalid and ignored.
@@ -108,33 +108,34 @@ pub(crate) fn open(
 fn open_in(dir: &Path, key: CacheKey, build: &mut TokenBuilder) -> Result<(TokenStore, CacheOutcome), DataError> {
     let name = blake3::Hash::from_bytes(key.digest).to_hex();
     let path = dir.join(format!("{name}.tokens"));
-    let at = |path: &Path| {
+    let cache_error = |path: &Path| {
         let path = path.to_path_buf();
         move |source| DataError::Cache { path, source }
     };
-    if let CacheLookup::Valid(store) = load(&path, key).map_err(at(&path))? {
+    if let CacheLookup::Valid(store) = load(&path, key).map_err(cache_error(&path))? {
         return Ok((store, CacheOutcome::Hit));
     }
-    std::fs::create_dir_all(dir).map_err(at(dir))?;
-    let _turn = lock(&dir.join(format!("{name}.lock"))).map_err(at(dir))?;
-    let outcome = match load(&path, key).map_err(at(&path))? {
+    std::fs::create_dir_all(dir).map_err(cache_error(dir))?;
+    let _guard = lock(&dir.join(format!("{name}.lock"))).map_err(cache_error(dir))?;
+    let outcome = match load(&path, key).map_err(cache_error(&path))? {
         CacheLookup::Valid(store) => return Ok((store, CacheOutcome::Hit)),
         CacheLookup::Missing => CacheOutcome::Built,
         CacheLookup::Damaged(damage) => CacheOutcome::Repaired { damage },
     };
     // The lock makes the temporary name exclusive; leftovers of a killed process are overwritten.
     let unfinished = dir.join(format!("{name}.unfinished"));
-    let result = write(&unfinished, key, build).and_then(|()| std::fs::rename(&unfinished, &path).map_err(at(&path)));
+    let result =
+        write(&unfinished, key, build).and_then(|()| std::fs::rename(&unfinished, &path).map_err(cache_error(&path)));
     if let Err(error) = result {
         // Best effort: the original error is more important than a failure to clean up.
         let _ = std::fs::remove_file(&unfinished);
         return Err(error);
     }
-    match load(&path, key).map_err(at(&path))? {
+    match load(&path, key).map_err(cache_error(&path))? {
         CacheLookup::Valid(store) => Ok((store, outcome)),
-        CacheLookup::Missing => Err(at(&path)(io::Error::other("the file just written is missing"))),
+        CacheLookup::Missing => Err(cache_error(&path)(io::Error::other("the file just written is missing"))),
         CacheLookup::Damaged(damage) => {
-            Err(at(&path)(io::Error::other(format!("the file just written is damaged: {damage}"))))
+            Err(cache_error(&path)(io::Error::other(format!("the file just written is damaged: {damage}"))))
         }
     }
 }

@@ -16,7 +16,7 @@ fn all(store: &TokenStore) -> Vec<i32> {
 #[test]
 fn default_directory_follows_environment() {
     let os = |s: &str| Some(OsString::from(s));
-    let choose = |named: Option<&str>, xdg, home| match CacheDir::choose(named.map(Path::new), xdg, home) {
+    let choose = |explicit: Option<&str>, xdg, home| match CacheDir::choose(explicit.map(Path::new), xdg, home) {
         CacheDir::Required(p) => format!("required {}", p.display()),
         CacheDir::Preferred(p) => format!("preferred {}", p.display()),
         CacheDir::Disabled => "nowhere".into(),
@@ -41,17 +41,17 @@ fn damaged_file_is_rebuilt() {
 
     let CacheDir::Required(path) = &dir else { unreachable!() };
     let file = path.join(format!("{}.tokens", blake3::Hash::from_bytes(KEY.digest)));
-    let whole = std::fs::read(&file).unwrap();
+    let original = std::fs::read(&file).unwrap();
     let mut damaged: Vec<Vec<u8>> = vec![
         vec![],
-        whole[..HEADER_BYTES - 1].to_vec(),
-        whole[..whole.len() - 1].to_vec(),
-        whole[..whole.len() - 2].to_vec(),
-        [&whole[..], &[0, 0]].concat(),
+        original[..HEADER_BYTES - 1].to_vec(),
+        original[..original.len() - 1].to_vec(),
+        original[..original.len() - 2].to_vec(),
+        [&original[..], &[0, 0]].concat(),
     ];
     // Any single bit, at any position.
-    damaged.extend((0..whole.len()).map(|i| {
-        let mut bytes = whole.clone();
+    damaged.extend((0..original.len()).map(|i| {
+        let mut bytes = original.clone();
         bytes[i] ^= 1 << (i % 8);
         bytes
     }));
@@ -59,10 +59,10 @@ fn damaged_file_is_rebuilt() {
         // Damage by a crash or a failing disk. Written to a new file, because valid files may be in use.
         std::fs::remove_file(&file).unwrap();
         std::fs::write(&file, bytes).unwrap();
-        let (again, outcome) = open(&dir, KEY, &mut build).unwrap();
+        let (reopened, outcome) = open(&dir, KEY, &mut build).unwrap();
         assert!(matches!(outcome, CacheOutcome::Repaired { .. }), "case {case}: {outcome:?}");
-        assert_eq!(all(&again), expected, "case {case}");
-        assert_eq!(std::fs::read(&file).unwrap(), whole, "case {case}");
+        assert_eq!(all(&reopened), expected, "case {case}");
+        assert_eq!(std::fs::read(&file).unwrap(), original, "case {case}");
     }
     assert_eq!(all(&store), expected, "a store in use does not change when its file is replaced");
 }
@@ -91,8 +91,8 @@ fn failed_build_leaves_no_file() {
     let dir = CacheDir::Required(temporary.path().into());
     let mut fail = |sink: &mut TokenSink| build(sink).and(Err(DataError::NoPaths));
     assert!(matches!(open(&dir, KEY, &mut fail), Err(DataError::NoPaths)));
-    let left: Vec<_> = std::fs::read_dir(temporary.path()).unwrap().map(|e| e.unwrap().path()).collect();
-    assert!(left.iter().all(|p| p.extension().unwrap() == "lock"), "{left:?}");
+    let files: Vec<_> = std::fs::read_dir(temporary.path()).unwrap().map(|e| e.unwrap().path()).collect();
+    assert!(files.iter().all(|p| p.extension().unwrap() == "lock"), "{files:?}");
     assert_eq!(open(&dir, KEY, &mut build).unwrap().1, CacheOutcome::Built);
 }
 
@@ -101,10 +101,10 @@ fn tokens_of_32_bits_are_cached_apart_from_those_of_16() {
     let temporary = tempfile::tempdir().unwrap();
     let dir = CacheDir::Required(temporary.path().into());
     open(&dir, KEY, &mut build).unwrap();
-    let wide = CacheKey { element: TokenElement::U32, ..KEY };
+    let wide_key = CacheKey { element: TokenElement::U32, ..KEY };
     let tokens = [128_255, 0, 65_536];
     for expected in [CacheOutcome::Repaired { damage: String::new() }, CacheOutcome::Hit] {
-        let (store, outcome) = open(&dir, wide, &mut |sink: &mut TokenSink| sink(&tokens)).unwrap();
+        let (store, outcome) = open(&dir, wide_key, &mut |sink: &mut TokenSink| sink(&tokens)).unwrap();
         assert_eq!(std::mem::discriminant(&outcome), std::mem::discriminant(&expected));
         assert_eq!((all(&store), store.max_token), (tokens.map(|token| token as i32).to_vec(), 128_255));
     }

@@ -98,12 +98,12 @@ impl CsvFiles {
         self.files.last().map_or(0, |file| file.end)
     }
 
-    /// Returns row `at`, which must exist.
-    pub fn row(&self, at: u64) -> CsvRow<'_> {
-        let index = self.files.partition_point(|file| file.end <= at).min(self.files.len() - 1);
-        let file = &self.files[index];
-        let first = if index == 0 { 0 } else { self.files[index - 1].end };
-        let number = at - first;
+    /// Returns row `index`, which must exist.
+    pub fn row(&self, index: u64) -> CsvRow<'_> {
+        let file_index = self.files.partition_point(|file| file.end <= index).min(self.files.len() - 1);
+        let file = &self.files[file_index];
+        let first = if file_index == 0 { 0 } else { self.files[file_index - 1].end };
+        let number = index - first;
         let row = number as usize;
         let record = &file.bytes[file.offsets[row]..file.offsets[row + 1]];
         let mut found: Vec<Option<Cow<'_, [u8]>>> = fields(record, self.dialect).into_iter().map(Some).collect();
@@ -117,8 +117,8 @@ fn find_columns(names: &[Cow<'_, [u8]>], columns: &[(&'static str, bool)]) -> Re
         return Err(CsvProblem::TooManyColumns);
     }
     let trimmed = |name: &[u8]| String::from_utf8_lossy(name).trim_matches(['\u{feff}', ' ']).to_owned();
-    let found = |wanted: &str| names.iter().position(|name| trimmed(name) == wanted);
-    let column = |&(name, is_required): &(&'static str, bool)| match found(name) {
+    let position = |wanted: &str| names.iter().position(|name| trimmed(name) == wanted);
+    let column = |&(name, is_required): &(&'static str, bool)| match position(name) {
         None if is_required => {
             let names: Vec<String> = names.iter().map(|name| format!("{:?}", trimmed(name))).collect();
             let mut found = names.join(", ");
@@ -137,7 +137,7 @@ fn row_offsets(bytes: &[u8], dialect: Dialect) -> Result<Vec<usize>, CsvProblem>
     let mut offsets = Vec::new();
     let (mut start, mut is_quoted) = (0, false);
     let mut is_empty = true;
-    for (at, byte) in bytes.iter().enumerate() {
+    for (index, byte) in bytes.iter().enumerate() {
         match byte {
             b'"' if dialect == Dialect::Commas => {
                 is_quoted = !is_quoted;
@@ -147,7 +147,7 @@ fn row_offsets(bytes: &[u8], dialect: Dialect) -> Result<Vec<usize>, CsvProblem>
                 if !is_empty {
                     offsets.push(start);
                 }
-                (start, is_empty) = (at + 1, true);
+                (start, is_empty) = (index + 1, true);
             }
             b'\r' => {}
             _ => is_empty = false,
@@ -188,35 +188,35 @@ fn fields(record: &[u8], dialect: Dialect) -> Vec<Cow<'_, [u8]>> {
 
 /// Returns the first field, and what follows the comma after it.
 fn first_field(record: &[u8]) -> (Cow<'_, [u8]>, Option<&[u8]>) {
-    let split = |at: usize| record.get(at + 1..).filter(|_| record.get(at) == Some(&b','));
+    let after_comma = |position: usize| record.get(position + 1..).filter(|_| record.get(position) == Some(&b','));
     if record.first() != Some(&b'"') {
         let end = record.iter().position(|byte| *byte == b',').unwrap_or(record.len());
-        return (Cow::Borrowed(&record[..end]), split(end));
+        return (Cow::Borrowed(&record[..end]), after_comma(end));
     }
     let mut field = Vec::new();
-    let mut at = 1;
-    while at < record.len() {
-        match (record[at], record.get(at + 1)) {
+    let mut position = 1;
+    while position < record.len() {
+        match (record[position], record.get(position + 1)) {
             (b'"', Some(b'"')) => {
                 field.push(b'"');
-                at += 2;
+                position += 2;
             }
             (b'"', _) => {
-                at += 1;
+                position += 1;
                 break;
             }
             (byte, _) => {
                 field.push(byte);
-                at += 1;
+                position += 1;
             }
         }
     }
     // Characters between the closing quote and the comma belong to the field, as for Python.
-    while at < record.len() && record[at] != b',' {
-        field.push(record[at]);
-        at += 1;
+    while position < record.len() && record[position] != b',' {
+        field.push(record[position]);
+        position += 1;
     }
-    (Cow::Owned(field), split(at))
+    (Cow::Owned(field), after_comma(position))
 }
 
 #[cfg(test)]
@@ -254,8 +254,8 @@ mod tests {
         };
         let paths = [write("a.csv", "x,y\n1,2\n3,4\n"), write("b.csv", "y,x,z\n5,6,7\n8\n")];
         let files = CsvFiles::open(&paths, Dialect::Commas, &[("x", true), ("z", false)]).unwrap();
-        let row = |at| {
-            let row = files.row(at);
+        let row = |index| {
+            let row = files.row(index);
             let fields = row.fields.into_iter().map(|field| field.map(|f| String::from_utf8(f.into_owned()).unwrap()));
             (row.number, fields.collect::<Vec<_>>())
         };
@@ -263,9 +263,10 @@ mod tests {
         assert_eq!(row(1), (1, vec![Some("3".into()), None]));
         assert_eq!(row(2), (0, vec![Some("6".into()), Some("7".into())]));
         assert_eq!(row(3), (1, vec![None, None]));
-        for (text, says) in [("x,y\n", "no row"), ("", "no row"), ("y\n1\n", "column \"x\""), ("x\n\"1\n", "quoted")] {
+        for (text, message) in [("x,y\n", "no row"), ("", "no row"), ("y\n1\n", "column \"x\""), ("x\n\"1\n", "quoted")]
+        {
             let error = CsvFiles::open(&[write("bad.csv", text)], Dialect::Commas, &[("x", true)]).err().unwrap();
-            assert!(error.to_string().contains(says), "{text:?}: {error}");
+            assert!(error.to_string().contains(message), "{text:?}: {error}");
         }
     }
 }

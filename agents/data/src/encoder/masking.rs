@@ -90,22 +90,22 @@ pub(super) fn mask(
     tokens: &mut [i32],
     continues: &[bool],
 ) -> Vec<(usize, i32)> {
-    let wanted = (tokens.len() as f64 * masking.probability).round_ties_even() as usize;
-    let wanted = wanted.clamp(1, max_predictions.max(1));
+    let count = (tokens.len() as f64 * masking.probability).round_ties_even() as usize;
+    let count = count.clamp(1, max_predictions.max(1));
     let mut words: Vec<Range<usize>> = Vec::new();
-    for (at, &token) in tokens.iter().enumerate() {
+    for (position, &token) in tokens.iter().enumerate() {
         if special.contains(token) {
             continue;
         }
-        let is_part = masking.whole_words && continues.get(at) == Some(&true);
-        match words.last_mut().filter(|word| is_part && word.end == at) {
-            Some(word) => word.end = at + 1,
-            None => words.push(at..at + 1),
+        let is_part = masking.whole_words && continues.get(position) == Some(&true);
+        match words.last_mut().filter(|word| is_part && word.end == position) {
+            Some(word) => word.end = position + 1,
+            None => words.push(position..position + 1),
         }
     }
-    let mut chosen = Vec::with_capacity(wanted);
+    let mut chosen = Vec::with_capacity(count);
     for first in 0..words.len() {
-        if chosen.len() >= wanted {
+        if chosen.len() >= count {
             break;
         }
         let other = first + random.below((words.len() - first) as u64) as usize;
@@ -117,11 +117,11 @@ pub(super) fn mask(
     }
     chosen.sort_unstable();
     let mut predictions = Vec::with_capacity(chosen.len());
-    for at in chosen {
-        predictions.push((at, tokens[at]));
+    for position in chosen {
+        predictions.push((position, tokens[position]));
         match random.below(10) {
-            0..8 => tokens[at] = special.mask,
-            8 => tokens[at] = random_token(special, vocab_size, random).unwrap_or(tokens[at]),
+            0..8 => tokens[position] = special.mask,
+            8 => tokens[position] = random_token(special, vocab_size, random).unwrap_or(tokens[position]),
             _ => {}
         }
     }
@@ -158,9 +158,11 @@ mod tests {
             let (tokens, found) = masked(sample, false);
             assert_eq!(found.len(), 30);
             assert!(found.is_sorted() && found.windows(2).all(|two| two[0].0 < two[1].0));
-            for (at, token) in found {
-                assert!(!SPECIAL.contains(token) && token == at as i32 % 100);
-                counts[if tokens[at] == SPECIAL.mask { 0 } else { 1 + usize::from(tokens[at] == token) }] += 1;
+            for (position, token) in found {
+                assert!(!SPECIAL.contains(token) && token == position as i32 % 100);
+                counts
+                    [if tokens[position] == SPECIAL.mask { 0 } else { 1 + usize::from(tokens[position] == token) }] +=
+                    1;
             }
         }
         // Of 12,000, with a standard deviation of at most 44.
@@ -174,9 +176,16 @@ mod tests {
         for sample in 0..100 {
             let (_, found) = masked(sample, true);
             assert!((28..=30).contains(&found.len()), "{}", found.len());
-            for &(at, _) in &found {
-                let word = if at % 4 == 0 { at..at + 1 } else { at - (at - 1) % 4..(at - (at - 1) % 4 + 3).min(199) };
-                assert!(word.clone().all(|at| found.iter().any(|(other, _)| *other == at)), "{word:?} of {found:?}");
+            for &(position, _) in &found {
+                let word = if position % 4 == 0 {
+                    position..position + 1
+                } else {
+                    position - (position - 1) % 4..(position - (position - 1) % 4 + 3).min(199)
+                };
+                assert!(
+                    word.clone().all(|position| found.iter().any(|(other, _)| *other == position)),
+                    "{word:?} of {found:?}"
+                );
             }
         }
         let mut one = [SPECIAL.begin];

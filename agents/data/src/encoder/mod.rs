@@ -160,7 +160,7 @@ enum RowSource {
 
 /// Where a sample comes from, for messages.
 #[derive(Clone)]
-struct Place {
+struct RowLocation {
     path: PathBuf,
     unit: &'static str,
     number: u64,
@@ -270,47 +270,50 @@ impl EncoderSource {
     /// Writes sample `n` to `arrays`, whose sizes are those of [`EncoderSource::empty`].
     pub fn read(&self, n: u64, arrays: &mut [Vec<i32>]) -> Result<(), DataError> {
         let mut random = SampleRandom::new(self.samples.seed, n);
-        let (mut row, place) = self.row(n, &mut random)?;
+        let (mut row, location) = self.row(n, &mut random)?;
         if let (Some(masking), EncoderLabels::Tokens { max_predictions, .. }) =
             (self.samples.masking, self.samples.task)
         {
-            let most = max_predictions.unwrap_or(self.length);
+            let max_predictions = max_predictions.unwrap_or(self.length);
             let size = self.samples.vocab_size;
             let (tokens, continues) = (&mut row.tokens, &row.continues);
-            row.predictions = masking::mask(masking, most, self.special, size, &mut random, tokens, continues);
+            row.predictions =
+                masking::mask(masking, max_predictions, self.special, size, &mut random, tokens, continues);
         }
         let filled = self.fill(&row, arrays);
         filled.map_err(|problem| {
-            place.unwrap_or_else(|| Place { path: PathBuf::from("the data"), unit: "sample", number: n }).error(problem)
+            location
+                .unwrap_or_else(|| RowLocation { path: PathBuf::from("the data"), unit: "sample", number: n })
+                .error(problem)
         })
     }
 
     /// Returns the content of sample `n`, and where it is stored; `None` for a window of a text.
-    fn row(&self, n: u64, random: &mut SampleRandom) -> Result<(Row, Option<Place>), DataError> {
+    fn row(&self, n: u64, random: &mut SampleRandom) -> Result<(Row, Option<RowLocation>), DataError> {
         let next = self.samples.predicts_next_sentence();
-        let (row, place) = match &self.rows {
+        let (row, location) = match &self.rows {
             RowSource::Windows(windows) => return Ok((self.window(windows, n, random)?, None)),
             RowSource::Csv { files, rows, vocabulary, order } => {
                 let found = files.row(order.window(n));
-                let place = Place { path: found.path.to_owned(), unit: "row", number: found.number };
-                (row::read(*rows, &found, vocabulary.as_ref(), self.length, next), place)
+                let location = RowLocation { path: found.path.to_owned(), unit: "row", number: found.number };
+                (row::read(*rows, &found, vocabulary.as_ref(), self.length, next), location)
             }
             RowSource::Records { files, vocabulary, order } => {
                 let record = files.record(order.window(n));
-                let place = Place { path: record.path.to_owned(), unit: "record", number: record.number };
+                let location = RowLocation { path: record.path.to_owned(), unit: "record", number: record.number };
                 let row = match vocabulary {
                     Some(vocabulary) => tfrecord::words_row(&record, self.length, |word| vocabulary.number(word)),
                     None => tfrecord::masked_row(&record, self.length, next),
                 };
-                (row, place)
+                (row, location)
             }
             RowSource::Stored { store, order } => {
-                let (path, number) = store.place(order.window(n));
-                let place = Place { path: path.to_owned(), unit: "sample", number };
-                (Ok(store.read_masked(order.window(n), self.length)?), place)
+                let (path, number) = store.location(order.window(n));
+                let location = RowLocation { path: path.to_owned(), unit: "sample", number };
+                (Ok(store.read_masked(order.window(n), self.length)?), location)
             }
         };
-        row.map(|row| (row, Some(place.clone()))).map_err(|problem| place.error(problem))
+        row.map(|row| (row, Some(location.clone()))).map_err(|problem| location.error(problem))
     }
 
     /// Returns a window of a text, with another one as its second segment in half of the samples.
@@ -429,7 +432,7 @@ impl EncoderSource {
     }
 }
 
-impl Place {
+impl RowLocation {
     fn error(&self, problem: SampleProblem) -> DataError {
         DataError::BadSample { path: self.path.clone(), unit: self.unit, number: self.number, problem }
     }

@@ -174,19 +174,20 @@ fn words(
 }
 
 fn masked(fields: &Fields<'_>, predicts_next_sentence: bool) -> Result<Row, SampleProblem> {
-    let column = |at| Ok::<_, SampleProblem>(fields.integers(at)?.unwrap_or_default());
+    let column = |index| Ok::<_, SampleProblem>(fields.integers(index)?.unwrap_or_default());
     let (mut tokens, attended, labels, positions) = (column(0)?, column(1)?, column(2)?, fields.integers(3)?);
     let weights = fields.integers(4)?;
     tokens.truncate(used_tokens(&attended));
-    let counts = |at: usize| weights.as_ref().is_none_or(|weights| weights.get(at).is_some_and(|weight| *weight != 0));
-    let place = |at: usize| match &positions {
-        None => Some(at),
-        Some(positions) => positions.get(at).and_then(|position| usize::try_from(*position).ok()),
+    let is_counted =
+        |index: usize| weights.as_ref().is_none_or(|weights| weights.get(index).is_some_and(|weight| *weight != 0));
+    let position = |index: usize| match &positions {
+        None => Some(index),
+        Some(positions) => positions.get(index).and_then(|position| usize::try_from(*position).ok()),
     };
     let mut predictions = Vec::new();
-    for (at, label) in labels.into_iter().enumerate().filter(|(at, label)| *label >= 0 && counts(*at)) {
+    for (index, label) in labels.into_iter().enumerate().filter(|(index, label)| *label >= 0 && is_counted(*index)) {
         let malformed = SampleProblem::Malformed { column: "masked_lm_positions", expected: "a position per label" };
-        predictions.push((place(at).ok_or(malformed)?, label));
+        predictions.push((position(index).ok_or(malformed)?, label));
     }
     Ok(Row {
         tokens,
@@ -204,14 +205,14 @@ fn used_tokens(attended: &[i32]) -> usize {
 
 /// Reads a question with its text. A position beyond the sample, from which the text was cut, does not count.
 fn answer(fields: &Fields<'_>, length: usize) -> Result<Row, SampleProblem> {
-    let column = |at| Ok::<_, SampleProblem>(fields.integers(at)?.unwrap_or_default());
+    let column = |index| Ok::<_, SampleProblem>(fields.integers(index)?.unwrap_or_default());
     let (mut tokens, segments) = (column(0)?, column(2)?);
     tokens.truncate(used_tokens(&column(1)?));
-    let position = |at: usize| {
-        let malformed = SampleProblem::Malformed { column: fields.columns[at].0, expected: "a position" };
-        let given = fields.integer(at)?;
-        let position = usize::try_from(given).map_err(|_| malformed)?;
-        Ok::<_, SampleProblem>((0, if position < length { given } else { NO_LABEL }))
+    let position = |index: usize| {
+        let malformed = SampleProblem::Malformed { column: fields.columns[index].0, expected: "a position" };
+        let value = fields.integer(index)?;
+        let position = usize::try_from(value).map_err(|_| malformed)?;
+        Ok::<_, SampleProblem>((0, if position < length { value } else { NO_LABEL }))
     };
     let predictions = vec![position(3)?, position(4)?];
     Ok(Row { tokens, segments, predictions, ..Row::default() })
@@ -221,8 +222,8 @@ fn sentences(rows: CsvRows, fields: &Fields<'_>, vocabulary: &Vocabulary, length
     let is_pair = rows == CsvRows::SentencePairs;
     let mut first = vocabulary.encode(&fields.required(0)?);
     let mut second = if is_pair { vocabulary.encode(&fields.required(1)?) } else { Vec::new() };
-    let room = length.saturating_sub(if is_pair { 3 } else { 2 });
-    while first.len() + second.len() > room {
+    let max_tokens = length.saturating_sub(if is_pair { 3 } else { 2 });
+    while first.len() + second.len() > max_tokens {
         if first.len() > second.len() {
             first.pop()
         } else {
@@ -260,14 +261,15 @@ fn pair_class(name: &str) -> Result<i32, SampleProblem> {
 }
 
 fn summary(fields: &Fields<'_>) -> Result<Row, SampleProblem> {
-    let column = |at| Ok::<_, SampleProblem>(fields.integers(at)?.unwrap_or_default());
-    let (labels, places) = (column(1)?, column(3)?);
-    if labels.len() != places.len() {
+    let column = |index| Ok::<_, SampleProblem>(fields.integers(index)?.unwrap_or_default());
+    let (labels, positions) = (column(1)?, column(3)?);
+    if labels.len() != positions.len() {
         return Err(SampleProblem::Malformed { column: "labels", expected: "a label for each of cls_indices" });
     }
     let malformed = || SampleProblem::Malformed { column: "cls_indices", expected: "positions of the sample" };
-    let predictions = places.into_iter().zip(labels);
-    let predictions = predictions.map(|(place, label)| Ok((usize::try_from(place).map_err(|_| malformed())?, label)));
+    let predictions = positions.into_iter().zip(labels);
+    let predictions =
+        predictions.map(|(position, label)| Ok((usize::try_from(position).map_err(|_| malformed())?, label)));
     Ok(Row {
         tokens: column(0)?,
         segments: column(2)?,
@@ -306,9 +308,9 @@ fn parse_string(text: &str) -> Option<(String, &str)> {
     let quote = text.chars().next().filter(|c| matches!(c, '\'' | '"'))?;
     let mut word = String::new();
     let mut characters = text.char_indices().skip(1);
-    while let Some((at, character)) = characters.next() {
+    while let Some((index, character)) = characters.next() {
         match character {
-            _ if character == quote => return Some((word, &text[at + 1..])),
+            _ if character == quote => return Some((word, &text[index + 1..])),
             '\\' => match characters.next()?.1 {
                 'n' => word.push('\n'),
                 't' => word.push('\t'),

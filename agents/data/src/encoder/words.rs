@@ -143,12 +143,12 @@ impl Vocabulary {
         let (mut rest, first) = (word, numbers.len());
         while !rest.is_empty() {
             let prefix = if numbers.len() == first { "" } else { "##" };
-            let ends = rest.char_indices().map(|(at, c)| at + c.len_utf8()).rev();
-            let longest = ends.into_iter().find_map(|end| {
+            let ends = rest.char_indices().map(|(index, c)| index + c.len_utf8()).rev();
+            let longest_word = ends.into_iter().find_map(|end| {
                 let number = self.words.get(&format!("{prefix}{}", &rest[..end]))?;
                 Some((*number, end))
             });
-            let Some((number, end)) = longest else {
+            let Some((number, end)) = longest_word else {
                 numbers.truncate(first);
                 numbers.push(self.unknown);
                 return;

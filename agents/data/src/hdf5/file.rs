@@ -147,7 +147,7 @@ fn root_cause(mut error: ReadError) -> ReadError {
 
 fn not_hdf5(path: &Path) -> DataError {
     let found = detect_format(path).unwrap_or("of another format");
-    DataError::WrongFormat { path: path.into(), found, wanted: HDF5_FILE }
+    DataError::WrongFormat { path: path.into(), found, expected: HDF5_FILE }
 }
 
 /// Finds out why the dataset can't be opened.

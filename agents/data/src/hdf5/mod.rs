@@ -108,22 +108,22 @@ impl Hdf5Store {
         self.is_packed
     }
 
-    /// Writes sample `at`, which must exist, to slices of its length.
-    pub(crate) fn read_sample(&self, at: u64, input_ids: &mut [i32], labels: &mut [i32]) -> Result<(), DataError> {
-        self.read_rows(at, input_ids, labels).map(drop)
+    /// Writes sample `sample`, which must exist, to slices of its length.
+    pub(crate) fn read_sample(&self, sample: u64, input_ids: &mut [i32], labels: &mut [i32]) -> Result<(), DataError> {
+        self.read_rows(sample, input_ids, labels).map(drop)
     }
 
-    /// Writes packed sample `at`, which must exist, to slices of its length: input_ids, labels, for each token the
+    /// Writes packed sample `sample`, which must exist, to slices of its length: input_ids, labels, for each token the
     /// number of later tokens that attend to it, and its position in its sequence.
-    pub(crate) fn read_packed(&self, at: u64, rows: [&mut [i32]; 4]) -> Result<(), DataError> {
+    pub(crate) fn read_packed(&self, sample: u64, rows: [&mut [i32]; 4]) -> Result<(), DataError> {
         let [input_ids, labels, spans, positions] = rows;
-        let found = self.read_rows(at, input_ids, labels)?;
+        let found = self.read_rows(sample, input_ids, labels)?;
         let length = spans.len();
         for (row, to, name) in [(3, spans, "attention span"), (4, positions, "position")] {
             let from = found.get(row * length..(row + 1) * length).unwrap_or_default();
             if let Some((position, &value)) = from.iter().enumerate().find(|(_, value)| !is_below(**value, length)) {
-                let (index, number) = self.locate(at);
-                let problem = SampleProblem::PackingValue { row: name, position, value, most: length - 1 };
+                let (index, number) = self.locate(sample);
+                let problem = SampleProblem::PackingValue { row: name, position, value, max: length - 1 };
                 return Err(self.sample_error(index, "sample", number, problem));
             }
             to.copy_from_slice(from);
@@ -131,9 +131,9 @@ impl Hdf5Store {
         Ok(())
     }
 
-    /// Writes input_ids and labels of sample `at`, and returns all of its rows.
-    fn read_rows(&self, at: u64, input_ids: &mut [i32], labels: &mut [i32]) -> Result<Vec<i32>, DataError> {
-        let (index, row) = self.locate(at);
+    /// Writes input_ids and labels of sample `sample`, and returns all of its rows.
+    fn read_rows(&self, sample: u64, input_ids: &mut [i32], labels: &mut [i32]) -> Result<Vec<i32>, DataError> {
+        let (index, row) = self.locate(sample);
         let length = input_ids.len();
         let error = |problem| self.sample_error(index, "sample", row, problem);
         let read = self.file(index)?.read_sample(row, length);
@@ -163,50 +163,50 @@ impl Hdf5Store {
         Ok(rows)
     }
 
-    /// Returns the file of sample `at`, which must exist, and its number there.
-    pub(crate) fn place(&self, at: u64) -> (&Path, u64) {
-        let (index, number) = self.locate(at);
+    /// Returns the file of sample `sample`, which must exist, and its number there.
+    pub(crate) fn location(&self, sample: u64) -> (&Path, u64) {
+        let (index, number) = self.locate(sample);
         (&self.files[index].path, number)
     }
 
-    /// Reads sample `at`, which must exist, of an encoder: rows of input_ids, attention mask and labels, of which those
-    /// that are -100 do not count.
-    pub(crate) fn read_masked(&self, at: u64, length: usize) -> Result<Row, DataError> {
-        let (index, number) = self.locate(at);
+    /// Reads sample `sample`, which must exist, of an encoder: rows of input_ids, attention mask and labels. Labels of
+    /// -100 do not count.
+    pub(crate) fn read_masked(&self, sample: u64, length: usize) -> Result<Row, DataError> {
+        let (index, number) = self.locate(sample);
         let error = |problem| self.sample_error(index, "sample", number, problem);
         let read = self.file(index)?.read_sample(number, length);
         let rows = read.map_err(|cause| self.close_after(index, error(SampleProblem::Unreadable(cause))))?;
         masked_row(&rows, length).map_err(error)
     }
 
-    /// Writes the tokens from index `at`, and for each the next one to `labels`. The tokens must exist.
-    pub(crate) fn read_window(&self, at: u64, input_ids: &mut [i32], labels: &mut [i32]) -> Result<(), DataError> {
-        self.copy_tokens(at, input_ids)?;
+    /// Writes the tokens from index `token`, and for each the next one to `labels`. The tokens must exist.
+    pub(crate) fn read_window(&self, token: u64, input_ids: &mut [i32], labels: &mut [i32]) -> Result<(), DataError> {
+        self.copy_tokens(token, input_ids)?;
         if let (Some((last, labels)), Some(inputs)) = (labels.split_last_mut(), input_ids.get(1..)) {
             labels.copy_from_slice(inputs);
-            self.copy_tokens(at + input_ids.len() as u64, std::slice::from_mut(last))?;
+            self.copy_tokens(token + input_ids.len() as u64, std::slice::from_mut(last))?;
         }
         Ok(())
     }
 
-    /// Copies the tokens from index `at` to `out`. The tokens must exist.
-    fn copy_tokens(&self, mut at: u64, mut out: &mut [i32]) -> Result<(), DataError> {
+    /// Copies the tokens from index `start` to `out`. The tokens must exist.
+    fn copy_tokens(&self, mut start: u64, mut out: &mut [i32]) -> Result<(), DataError> {
         while !out.is_empty() {
-            let (index, first) = self.locate(at);
-            let in_file = (self.files[index].end - at).min(out.len() as u64);
-            let (now, later) = out.split_at_mut(in_file as usize);
+            let (index, first) = self.locate(start);
+            let in_file = (self.files[index].end - start).min(out.len() as u64);
+            let (chunk, remaining) = out.split_at_mut(in_file as usize);
             let error = |number, problem| self.sample_error(index, "token", number, problem);
             let read = self.file(index)?.read_tokens(first..first + in_file);
             let tokens =
                 read.map_err(|cause| self.close_after(index, error(first, SampleProblem::Unreadable(cause))))?;
-            for (number, (to, token)) in (first..).zip(now.iter_mut().zip(tokens)) {
+            for (number, (to, token)) in (first..).zip(chunk.iter_mut().zip(tokens)) {
                 let vocab_size = self.vocab_size;
                 *to = i32::try_from(token).ok().filter(|token| self.is_token(*token)).ok_or_else(|| {
                     error(number, SampleProblem::TokenOutsideVocabulary { token: token.into(), vocab_size })
                 })?;
             }
-            at += in_file;
-            out = later;
+            start += in_file;
+            out = remaining;
         }
         Ok(())
     }
@@ -215,11 +215,11 @@ impl Hdf5Store {
         u32::try_from(token).is_ok_and(|token| token < self.vocab_size)
     }
 
-    /// Returns the file that contains sample, or token, `at`, and its number there.
-    fn locate(&self, at: u64) -> (usize, u64) {
-        let index = self.files.partition_point(|file| file.end <= at);
-        let begin = index.checked_sub(1).map_or(0, |before| self.files[before].end);
-        (index, at - begin)
+    /// Returns the file that contains sample, or token, `number`, and its number there.
+    fn locate(&self, number: u64) -> (usize, u64) {
+        let index = self.files.partition_point(|file| file.end <= number);
+        let begin = index.checked_sub(1).map_or(0, |previous| self.files[previous].end);
+        (index, number - begin)
     }
 
     /// Returns an open file.
@@ -239,8 +239,8 @@ impl Hdf5Store {
     /// Returns a file that is open, and marks it as the most recently used.
     fn take_recent(&self, index: usize) -> Option<Arc<DataFile>> {
         let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
-        let at = open.iter().position(|(open, _)| *open == index)?;
-        let entry = open.remove(at);
+        let position = open.iter().position(|(open, _)| *open == index)?;
+        let entry = open.remove(position);
         let file = entry.1.clone();
         open.push(entry);
         Some(file)
@@ -274,8 +274,8 @@ fn masked_row(rows: &[i32], length: usize) -> Result<Row, SampleProblem> {
     })
 }
 
-fn is_below(value: i32, most: usize) -> bool {
-    usize::try_from(value).is_ok_and(|value| value < most)
+fn is_below(value: i32, bound: usize) -> bool {
+    usize::try_from(value).is_ok_and(|value| value < bound)
 }
 
 /// Compares the shape of a file with that of the first file and with the samples of the job.

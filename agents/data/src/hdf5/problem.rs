@@ -71,8 +71,8 @@ pub enum SampleProblem {
     NoVocabulary,
     #[error("label {label} is not below the number of classes, {classes}")]
     LabelOutsideClasses { label: u32, classes: usize },
-    #[error("the {row} of token {position} is {value}, which is not from 0 to {most}")]
-    PackingValue { row: &'static str, position: usize, value: i32, most: usize },
+    #[error("the {row} of token {position} is {value}, which is not from 0 to {max}")]
+    PackingValue { row: &'static str, position: usize, value: i32, max: usize },
     #[error("its checksum is wrong: the file is damaged")]
     WrongChecksum,
     #[error("it is no tf.train.Example")]

@@ -66,9 +66,9 @@ impl FolderImages {
         self.files.len() as u64
     }
 
-    /// Decodes image `at`, which must exist, with one or three channels; returns it with its file and class.
-    pub(crate) fn image(&self, at: u64, channels: usize) -> Result<(Image, &Path, u32), DataError> {
-        let file = &self.files[at as usize];
+    /// Decodes image `index`, which must exist, with one or three channels; returns it with its file and class.
+    pub(crate) fn image(&self, index: u64, channels: usize) -> Result<(Image, &Path, u32), DataError> {
+        let file = &self.files[index as usize];
         let read = |source| DataError::Read { path: file.path.clone(), source };
         let mut bytes = Vec::new();
         let opened = millrace_roots::open(&file.path).map_err(read)?;
@@ -121,29 +121,29 @@ pub(crate) fn from_bytes(bytes: &[u8], size: [usize; 2], stored: usize, channels
 
 /// Returns the directory of a part, and the names of the classes, in order.
 fn class_directories(path: &Path, part: ImagePart) -> Result<(PathBuf, Vec<String>), DataError> {
-    let own = directories(path)?;
-    let has = |name: &str| own.contains(name);
-    if !has("train") && !has("val") {
-        return Ok((path.into(), own.into_iter().collect()));
+    let names = directories(path)?;
+    let has_directory = |name: &str| names.contains(name);
+    if !has_directory("train") && !has_directory("val") {
+        return Ok((path.into(), names.into_iter().collect()));
     }
-    let (wanted, found) = match part {
+    let (expected, found) = match part {
         ImagePart::Train => ("train", "val"),
         ImagePart::Validation => ("val", "train"),
     };
-    if !has(wanted) {
-        return Err(DataError::Images { path: path.into(), problem: ImageProblem::NoPart { wanted, found } });
+    if !has_directory(expected) {
+        return Err(DataError::Images { path: path.into(), problem: ImageProblem::NoPart { expected, found } });
     }
-    let own = directories(&path.join(wanted))?;
-    if part == ImagePart::Train || !has("train") {
-        return Ok((path.join(wanted), own.into_iter().collect()));
+    let names = directories(&path.join(expected))?;
+    if part == ImagePart::Train || !has_directory("train") {
+        return Ok((path.join(expected), names.into_iter().collect()));
     }
     let classes = directories(&path.join("train"))?;
-    match own.iter().find(|name| !classes.contains(*name)) {
+    match names.iter().find(|name| !classes.contains(*name)) {
         Some(unknown) => {
-            let path = path.join(wanted).join(unknown);
+            let path = path.join(expected).join(unknown);
             Err(DataError::Images { path, problem: ImageProblem::UnknownClass })
         }
-        None => Ok((path.join(wanted), classes.into_iter().collect())),
+        None => Ok((path.join(expected), classes.into_iter().collect())),
     }
 }
 

@@ -64,11 +64,11 @@ impl IdxImages {
         self.files.last().map_or(0, |file| file.end)
     }
 
-    /// Returns image `at`, which must exist.
-    pub(crate) fn image(&self, at: u64) -> IdxImage<'_> {
-        let index = self.files.partition_point(|file| file.end <= at);
-        let begin = index.checked_sub(1).map_or(0, |before| self.files[before].end);
-        let (file, number) = (&self.files[index], (at - begin) as usize);
+    /// Returns image `image`, which must exist.
+    pub(crate) fn image(&self, image: u64) -> IdxImage<'_> {
+        let index = self.files.partition_point(|file| file.end <= image);
+        let begin = index.checked_sub(1).map_or(0, |previous| self.files[previous].end);
+        let (file, number) = (&self.files[index], (image - begin) as usize);
         let length = file.size[0] * file.size[1];
         IdxImage {
             path: &file.path,
@@ -91,19 +91,19 @@ impl IdxImages {
 
 /// Returns the files of images and labels in a directory, or for a file of images that file and the one of its labels.
 fn find(path: &Path, part: ImagePart) -> Result<[PathBuf; 2], DataError> {
-    let about = match millrace_roots::metadata(path) {
-        Ok(about) => about,
+    let metadata = match millrace_roots::metadata(path) {
+        Ok(metadata) => metadata,
         Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
             return Err(DataError::NotFound { path: path.into(), cwd: files::working_directory() });
         }
         Err(source) => return Err(DataError::Read { path: path.into(), source }),
     };
-    if about.is_file() {
+    if metadata.is_file() {
         let name = path.file_name().unwrap_or_default().to_string_lossy();
         let labels = name.replace("images", "labels").replace("idx3", "idx1");
         return Ok([path.to_owned(), path.with_file_name(labels)]);
     }
-    let (prefix, wanted) = match part {
+    let (prefix, expected) = match part {
         ImagePart::Train => ("train", "train-images-idx3-ubyte and train-labels-idx1-ubyte"),
         ImagePart::Validation => ("t10k", "t10k-images-idx3-ubyte and t10k-labels-idx1-ubyte"),
     };
@@ -111,13 +111,13 @@ fn find(path: &Path, part: ImagePart) -> Result<[PathBuf; 2], DataError> {
         for (separator, suffix) in [("-", ""), ("-", ".gz"), (".", ""), (".", ".gz")] {
             let name =
                 |kind, dimensions| directory.join(format!("{prefix}-{kind}{separator}idx{dimensions}-ubyte{suffix}"));
-            let both = [name("images", 3), name("labels", 1)];
-            if both.iter().all(millrace_roots::is_file) {
-                return Ok(both);
+            let files = [name("images", 3), name("labels", 1)];
+            if files.iter().all(millrace_roots::is_file) {
+                return Ok(files);
             }
         }
     }
-    Err(DataError::Images { path: path.into(), problem: ImageProblem::NoIdxFiles { wanted } })
+    Err(DataError::Images { path: path.into(), problem: ImageProblem::NoIdxFiles { expected } })
 }
 
 fn read_pair(images: PathBuf, labels: &Path, begin: u64, classes: usize) -> Result<IdxFile, DataError> {
@@ -161,13 +161,13 @@ fn parse(mut file: impl Read, is_image: bool) -> Result<([usize; 3], Vec<u8>), I
     let mut signature = Vec::new();
     (&mut file).take(2).read_to_end(&mut signature).map_err(IdxError::Read)?;
     let is_compressed = signature == GZIP_SIGNATURE;
-    let whole = io::Cursor::new(signature).chain(file);
+    let content = io::Cursor::new(signature).chain(file);
     if is_compressed {
         // Errors of the file and of its compression can't be told apart here; the latter are more likely.
         let failed = |error| IdxError::Problem(ImageProblem::Compression(error));
-        parse_content(MultiGzDecoder::new(whole), is_image, failed)
+        parse_content(MultiGzDecoder::new(content), is_image, failed)
     } else {
-        parse_content(whole, is_image, IdxError::Read)
+        parse_content(content, is_image, IdxError::Read)
     }
 }
 
@@ -176,14 +176,14 @@ fn parse_content(
     is_image: bool,
     failed: impl Fn(io::Error) -> IdxError,
 ) -> Result<([usize; 3], Vec<u8>), IdxError> {
-    let (wanted, dimensions) = if is_image { ("images", 3) } else { ("labels", 1) };
+    let (kind, dimensions) = if is_image { ("images", 3) } else { ("labels", 1) };
     let header_bytes = 4 + 4 * dimensions;
     let mut header = Vec::new();
     (&mut file).take(header_bytes as u64).read_to_end(&mut header).map_err(&failed)?;
     let expected = [0, 0, 8, dimensions as u8];
     let signature = header.get(..4).unwrap_or(&header);
     if signature != expected {
-        return Err(ImageProblem::NotIdx { wanted, found: signature.to_vec(), expected }.into());
+        return Err(ImageProblem::NotIdx { kind, found: signature.to_vec(), expected }.into());
     }
     if header.len() < header_bytes {
         let (bytes, expected) = (header.len() as u64, header_bytes as u64);
@@ -195,7 +195,7 @@ fn parse_content(
     }
     let content = sizes.iter().fold(1u64, |product, &size| product.saturating_mul(size as u64));
     if content > MAX_CONTENT_BYTES {
-        return Err(ImageProblem::TooLarge { bytes: content, most: MAX_CONTENT_BYTES }.into());
+        return Err(ImageProblem::TooLarge { bytes: content, max: MAX_CONTENT_BYTES }.into());
     }
     let mut elements = Vec::new();
     (&mut file).take(content + 1).read_to_end(&mut elements).map_err(&failed)?;

@@ -64,18 +64,18 @@ impl ImageStore {
         self.source.classes
     }
 
-    /// Returns image `at`, which must exist, as sample `sample`: its elements and its class.
-    pub(crate) fn read(&self, at: u64, sample: u64) -> Result<(Vec<f32>, i32), DataError> {
+    /// Returns image `index`, which must exist, as sample `sample`: its elements and its class.
+    pub(crate) fn read(&self, index: u64, sample: u64) -> Result<(Vec<f32>, i32), DataError> {
         let channels = self.source.shape.channels;
         let (image, path, number, class) = match &self.content {
             ImageContent::Idx(images) => {
-                let found = images.image(at);
+                let found = images.image(index);
                 let image = folder::from_bytes(found.pixels, found.size, 1, channels);
                 (image, found.path, found.number, i32::from(found.label))
             }
             ImageContent::Folder(images) => {
-                let (image, path, class) = images.image(at, channels)?;
-                (image, path, at, class as i32)
+                let (image, path, class) = images.image(index, channels)?;
+                (image, path, index, class as i32)
             }
         };
         let pixels = self.transformed(image, sample).map_err(|problem| self.error(path, number, problem))?;

@@ -3,26 +3,26 @@
 /// What is wrong with a file of images, as the end of a sentence that names the file.
 #[derive(Debug, thiserror::Error)]
 pub enum ImageProblem {
-    #[error("is no idx file of {wanted}: it begins with {found:02x?}; expected {expected:02x?}")]
-    NotIdx { wanted: &'static str, found: Vec<u8>, expected: [u8; 4] },
+    #[error("is no idx file of {kind}: it begins with {found:02x?}; expected {expected:02x?}")]
+    NotIdx { kind: &'static str, found: Vec<u8>, expected: [u8; 4] },
     #[error("is truncated: it has {bytes} bytes of the {expected} that its header states")]
     Truncated { bytes: u64, expected: u64 },
     #[error("has more bytes than the {expected} that its header states")]
     TooLong { expected: u64 },
-    #[error("states {bytes} bytes of content; at most {most} are supported")]
-    TooLarge { bytes: u64, most: u64 },
+    #[error("states {bytes} bytes of content; at most {max} are supported")]
+    TooLarge { bytes: u64, max: u64 },
     #[error("can't be decompressed: {0}")]
     Compression(std::io::Error),
     #[error("has {labels} labels for the {images} images of the file beside it")]
     CountsDiffer { images: u64, labels: u64 },
     #[error("has an image of {found:?} rows and columns after all transforms, but model.image_size is {expected:?}")]
     WrongSize { found: [usize; 2], expected: [usize; 2] },
-    #[error("has an image of {found:?} rows and columns, smaller than a crop of {wanted:?}")]
-    SmallerThanCrop { found: [usize; 2], wanted: [usize; 2] },
-    #[error("has no files {wanted}, neither in it nor in MNIST/raw below it")]
-    NoIdxFiles { wanted: &'static str },
-    #[error("has no directory {wanted} beside {found}")]
-    NoPart { wanted: &'static str, found: &'static str },
+    #[error("has an image of {found:?} rows and columns, smaller than a crop of {expected:?}")]
+    SmallerThanCrop { found: [usize; 2], expected: [usize; 2] },
+    #[error("has no files {expected}, neither in it nor in MNIST/raw below it")]
+    NoIdxFiles { expected: &'static str },
+    #[error("has no directory {expected} beside {found}")]
+    NoPart { expected: &'static str, found: &'static str },
     #[error("has no directory of a class with PNG or JPEG files")]
     NoClasses,
     #[error("has {found} directories of classes, but model.num_classes is {classes}")]

@@ -31,15 +31,15 @@ struct Region {
 
 /// Applies `transforms` in order. `key` determines the random ones.
 pub(crate) fn apply(mut image: Image, transforms: &[ImageTransform], key: u64) -> Result<Image, ImageProblem> {
-    for (at, transform) in transforms.iter().enumerate() {
-        let first = at as u64 * DRAWS_PER_TRANSFORM;
+    for (index, transform) in transforms.iter().enumerate() {
+        let first = index as u64 * DRAWS_PER_TRANSFORM;
         let draw = |number: u64| uniform(key, first + number);
-        let whole = Region { origin: [0, 0], size: image.size };
+        let full = Region { origin: [0, 0], size: image.size };
         image = match transform {
-            ImageTransform::Resize { size } => scaled(&image, whole, *size),
+            ImageTransform::Resize { size } => scaled(&image, full, *size),
             ImageTransform::ResizeShorterSide { length } => {
                 let size = with_shorter_side(image.size, *length);
-                scaled(&image, whole, size)
+                scaled(&image, full, size)
             }
             ImageTransform::CenterCrop { size } => center_crop(&image, *size)?,
             ImageTransform::RandomResizedCrop { size, scale, ratio } => {
@@ -88,7 +88,7 @@ fn with_shorter_side([rows, columns]: [usize; 2], length: usize) -> [usize; 2] {
 
 fn center_crop(image: &Image, size: [usize; 2]) -> Result<Image, ImageProblem> {
     if size[0] > image.size[0] || size[1] > image.size[1] {
-        return Err(ImageProblem::SmallerThanCrop { found: image.size, wanted: size });
+        return Err(ImageProblem::SmallerThanCrop { found: image.size, expected: size });
     }
     let origin = [(image.size[0] - size[0]) / 2, (image.size[1] - size[1]) / 2];
     let mut pixels = Vec::with_capacity(image.channels * size[0] * size[1]);
@@ -108,8 +108,8 @@ fn random_region([rows, columns]: [usize; 2], scale: [f64; 2], ratio: [f64; 2], 
         let quotient = ratio[0] * power(ratio[1] / ratio[0], draw(1));
         let size = [(part / quotient).sqrt().round() as usize, (part * quotient).sqrt().round() as usize];
         if (1..=rows).contains(&size[0]) && (1..=columns).contains(&size[1]) {
-            let place = |free: usize, at: f64| ((free + 1) as f64 * at) as usize;
-            let origin = [place(rows - size[0], draw(2)), place(columns - size[1], draw(3))];
+            let offset = |free: usize, fraction: f64| ((free + 1) as f64 * fraction) as usize;
+            let origin = [offset(rows - size[0], draw(2)), offset(columns - size[1], draw(3))];
             return Region { origin: [origin[0].min(rows - size[0]), origin[1].min(columns - size[1])], size };
         }
     }
@@ -169,13 +169,14 @@ fn scaled(image: &Image, region: Region, size: [usize; 2]) -> Image {
 fn weights(origin: usize, length: usize, result: usize) -> Vec<(usize, Vec<f32>)> {
     let step = length as f64 / result as f64;
     let reach = step.max(1.0);
-    let pixel = |at: usize| {
-        let center = (at as f64 + 0.5) * step;
+    let pixel = |result_index: usize| {
+        let center = (result_index as f64 + 0.5) * step;
         let first = (center - reach + 0.5).max(0.0) as usize;
         let end = ((center + reach + 0.5) as usize).clamp(first + 1, length.max(first + 1));
-        let weight = |at: usize| (1.0 - ((at as f64 + 0.5 - center) / reach).abs()).max(0.0);
+        let weight = |result_index: usize| (1.0 - ((result_index as f64 + 0.5 - center) / reach).abs()).max(0.0);
         let sum: f64 = (first..end).map(weight).sum();
-        let weights = (first..end).map(|at| if sum > 0.0 { (weight(at) / sum) as f32 } else { 1.0 });
+        let weights =
+            (first..end).map(|result_index| if sum > 0.0 { (weight(result_index) / sum) as f32 } else { 1.0 });
         (origin + first, weights.collect())
     };
     (0..result).map(pixel).collect()
@@ -186,8 +187,8 @@ mod tests {
     use super::*;
 
     fn image(size: [usize; 2], pixel: impl Fn(usize, usize) -> f32) -> Image {
-        let places = (0..size[0]).flat_map(|row| (0..size[1]).map(move |column| (row, column)));
-        Image { channels: 1, size, pixels: places.map(|(row, column)| pixel(row, column)).collect() }
+        let positions = (0..size[0]).flat_map(|row| (0..size[1]).map(move |column| (row, column)));
+        Image { channels: 1, size, pixels: positions.map(|(row, column)| pixel(row, column)).collect() }
     }
 
     fn transformed(image: &Image, transform: ImageTransform, key: u64) -> Image {
@@ -199,25 +200,25 @@ mod tests {
     fn scaling_agrees_with_torch() {
         let ramp = image([1, 4], |_, column| column as f32);
         let narrow = transformed(&ramp, ImageTransform::Resize { size: [1, 2] }, 0);
-        let wide = transformed(&ramp, ImageTransform::Resize { size: [1, 8] }, 0);
+        let widened = transformed(&ramp, ImageTransform::Resize { size: [1, 8] }, 0);
         let close = |found: &[f32], expected: &[f32]| {
             assert_eq!(found.len(), expected.len());
             assert!(found.iter().zip(expected).all(|(a, b)| (a - b).abs() < 1e-5), "{found:?} for {expected:?}");
         };
         close(&narrow.pixels, &[0.714_285_7, 2.285_714_4]);
-        close(&wide.pixels, &[0.0, 0.25, 0.75, 1.25, 1.75, 2.25, 2.75, 3.0]);
-        let same = image([5, 7], |row, column| (row * column) as f32);
-        assert_eq!(transformed(&same, ImageTransform::Resize { size: [5, 7] }, 0), same);
+        close(&widened.pixels, &[0.0, 0.25, 0.75, 1.25, 1.75, 2.25, 2.75, 3.0]);
+        let image_5x7 = image([5, 7], |row, column| (row * column) as f32);
+        assert_eq!(transformed(&image_5x7, ImageTransform::Resize { size: [5, 7] }, 0), image_5x7);
     }
 
     #[test]
     fn crops_and_flips_are_a_function_of_the_key() {
         let ramp = image([9, 12], |row, column| (row * 12 + column) as f32);
         let crop = ImageTransform::RandomResizedCrop { size: [4, 5], scale: [0.1, 0.6], ratio: [0.75, 1.5] };
-        let of = |key| transformed(&ramp, crop.clone(), key);
-        assert_eq!((of(3), of(3).size), (of(3), [4, 5]));
-        assert_ne!(of(3), of(4));
-        assert!((0..200).all(|key| of(key).pixels.iter().all(|pixel| (-1e-3..107.01).contains(pixel))));
+        let cropped = |key| transformed(&ramp, crop.clone(), key);
+        assert_eq!((cropped(3), cropped(3).size), (cropped(3), [4, 5]));
+        assert_ne!(cropped(3), cropped(4));
+        assert!((0..200).all(|key| cropped(key).pixels.iter().all(|pixel| (-1e-3..107.01).contains(pixel))));
         let flips = |p| {
             let flip = ImageTransform::RandomHorizontalFlip { p };
             (0..400).filter(|key| transformed(&ramp, flip.clone(), *key) != ramp).count()

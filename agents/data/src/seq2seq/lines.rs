@@ -75,10 +75,10 @@ impl LineFile {
 
     /// Returns each line as (offset, bytes). The last one may lack its end.
     fn lines(&self) -> impl Iterator<Item = (usize, &[u8])> {
-        let mut at = 0;
+        let mut offset = 0;
         self.bytes.split_inclusive(|byte| *byte == b'\n').map(move |line| {
-            let begin = at;
-            at += line.len();
+            let begin = offset;
+            offset += line.len();
             (begin, line)
         })
     }
@@ -133,11 +133,11 @@ pub(super) fn pairs(
             return Err(problem(&source.path, LinesProblem::LineCount { found, expected, other }));
         }
         for (source, target) in source.lines().zip(target.lines()) {
-            let fits = [source, target].into_iter().zip(lengths).all(|((_, line), length)| {
+            let is_in_range = [source, target].into_iter().zip(lengths).all(|((_, line), length)| {
                 let words = words_of(line).take(length.saturating_add(1)).count();
                 (1..=length).contains(&words)
             });
-            if fits {
+            if is_in_range {
                 pairs.push([source, target].map(|(offset, _)| LinePart { file: number, begin: offset as u64 }));
             }
         }
@@ -273,25 +273,25 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         write(dir.path(), "x.en-0", "a\n");
         write(dir.path(), "x.de-0", "b\n");
-        let own = dir.path().display().to_string();
+        let directory = dir.path().display().to_string();
         let find = |list: &str, is_pair| {
             write(dir.path(), "meta.dat", list);
-            find_files(std::slice::from_ref(&own), &[], is_pair).map_err(|error| error.to_string())
+            find_files(std::slice::from_ref(&directory), &[], is_pair).map_err(|error| error.to_string())
         };
-        let at = |name: &str| vec![dir.path().join(name)];
-        assert_eq!(find("x.en-0 x.de-0 1\n\n", true), Ok([at("x.en-0"), at("x.de-0")]));
-        assert_eq!(find("x.en-0 1\n", false), Ok([at("x.en-0"), Vec::new()]));
-        for (list, is_pair, says) in [
+        let path = |name: &str| vec![dir.path().join(name)];
+        assert_eq!(find("x.en-0 x.de-0 1\n\n", true), Ok([path("x.en-0"), path("x.de-0")]));
+        assert_eq!(find("x.en-0 1\n", false), Ok([path("x.en-0"), Vec::new()]));
+        for (list, is_pair, message) in [
             ("x.en-0 1\n", true, "does not name a source, a target and a number of lines in line 1"),
             ("x.en-0\n", false, "does not name a file and a number of lines in line 1"),
             ("none 1\n", false, "none does not exist"),
             ("", false, "names no files"),
         ] {
             let error = find(list, is_pair).unwrap_err();
-            assert!(error.contains(says), "{list}: {error}");
+            assert!(error.contains(message), "{list}: {error}");
         }
         std::fs::remove_file(dir.path().join("meta.dat")).unwrap();
-        let error = find_files(std::slice::from_ref(&own), &[], true).err().unwrap().to_string();
+        let error = find_files(std::slice::from_ref(&directory), &[], true).err().unwrap().to_string();
         assert!(error.contains("meta.dat does not exist"), "{error}");
     }
 }

@@ -67,17 +67,17 @@ pub(super) fn sentinels(length: usize) -> usize {
 pub(super) fn corrupt(tokens: &[i32], sentinel_end: u32, random: &mut SampleRandom) -> CorruptedText {
     let (noise, spans) = counts(tokens.len());
     let mut corrupted = CorruptedText { inputs: Vec::with_capacity(tokens.len()), targets: Vec::new() };
-    let replaced = divide(noise, spans, random);
-    let kept = divide(tokens.len() - noise, spans, random);
+    let replaced_lengths = divide(noise, spans, random);
+    let kept_lengths = divide(tokens.len() - noise, spans, random);
     let mut rest = tokens;
-    for (span, (kept, replaced)) in kept.into_iter().zip(replaced).enumerate() {
-        let (kept, after) = rest.split_at(kept);
-        let (replaced, after) = after.split_at(replaced);
+    for (span, (kept_lengths, replaced_lengths)) in kept_lengths.into_iter().zip(replaced_lengths).enumerate() {
+        let (kept_lengths, after) = rest.split_at(kept_lengths);
+        let (replaced_lengths, after) = after.split_at(replaced_lengths);
         let sentinel = i64::from(sentinel_end).saturating_sub(1 + span as i64) as i32;
-        corrupted.inputs.extend_from_slice(kept);
+        corrupted.inputs.extend_from_slice(kept_lengths);
         corrupted.inputs.push(sentinel);
         corrupted.targets.push(sentinel);
-        corrupted.targets.extend_from_slice(replaced);
+        corrupted.targets.extend_from_slice(replaced_lengths);
         rest = after;
     }
     corrupted.inputs.extend_from_slice(rest);

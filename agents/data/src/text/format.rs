@@ -47,18 +47,19 @@ pub struct TextFormat {
 impl TextFormat {
     /// Returns the format of files of this name.
     pub fn of(path: &Path) -> Self {
-        let has = |path: &Path, extensions: &[&str]| {
-            path.extension().is_some_and(|own| extensions.iter().any(|extension| own.eq_ignore_ascii_case(extension)))
+        let has_extension = |path: &Path, extensions: &[&str]| {
+            path.extension()
+                .is_some_and(|found| extensions.iter().any(|extension| found.eq_ignore_ascii_case(extension)))
         };
         let compression = match () {
-            () if has(path, &["gz"]) => Compression::Gzip,
-            () if has(path, &["zst", "zstd"]) => Compression::Zstd,
+            () if has_extension(path, &["gz"]) => Compression::Gzip,
+            () if has_extension(path, &["zst", "zstd"]) => Compression::Zstd,
             () => Compression::None,
         };
         let expanded = if compression == Compression::None { path.to_owned() } else { path.with_extension("") };
         let structure = match () {
-            () if has(&expanded, &["jsonl", "json", "ndjson"]) => TextStructure::JsonLines,
-            () if has(path, &["parquet"]) => TextStructure::Parquet,
+            () if has_extension(&expanded, &["jsonl", "json", "ndjson"]) => TextStructure::JsonLines,
+            () if has_extension(path, &["parquet"]) => TextStructure::Parquet,
             () => TextStructure::Document,
         };
         Self { structure, compression }
@@ -258,14 +259,14 @@ mod tests {
             // A frame without content, which parallel compressors write.
             zstd.extend([0x50, 0x2a, 0x4d, 0x18, 3, 0, 0, 0, 1, 2, 3]);
         }
-        for (name, whole) in [("a.gz", gzip), ("a.zst", zstd)] {
+        for (name, compressed) in [("a.gz", gzip), ("a.zst", zstd)] {
             let path = dir.path().join(name);
-            std::fs::write(&path, &whole).unwrap();
+            std::fs::write(&path, &compressed).unwrap();
             assert_eq!(read(&path).unwrap(), parts.concat());
             // Cut inside of the first member, and damaged there.
-            std::fs::write(&path, &whole[..40]).unwrap();
+            std::fs::write(&path, &compressed[..40]).unwrap();
             assert!(is_damage(&read(&path).unwrap_err()), "{name}");
-            let mut damaged = whole.clone();
+            let mut damaged = compressed.clone();
             damaged[..3].copy_from_slice(b"abc");
             std::fs::write(&path, &damaged).unwrap();
             assert!(is_damage(&read(&path).unwrap_err()), "{name}");

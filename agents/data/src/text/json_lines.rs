@@ -138,7 +138,7 @@ mod tests {
         assert_eq!(texts(content, "text").unwrap(), ["one\né", "", "two"]);
         assert_eq!(texts("", "text").unwrap(), [""; 0]);
         assert_eq!(texts("{\"text\": 1, \"cont\\u0065nt\": \"a\"}", "content").unwrap(), ["a"]);
-        for (content, says) in [
+        for (content, message) in [
             ("{\"text\": \"a\"}\n{\"txt\": \"b\"}", "line 2 is not an object with a string `text`: missing field"),
             ("{\"text\": 3}", "line 1"),
             ("\n[\"text\"", "line 2"),
@@ -146,7 +146,7 @@ mod tests {
             ("{\"text\": \"a\", \"text\": \"b\"}", "duplicate"),
         ] {
             let error = texts(content, "text").unwrap_err();
-            assert!(error.contains(says), "{content}: {error}");
+            assert!(error.contains(message), "{content}: {error}");
         }
     }
 }

@@ -285,9 +285,9 @@ fn pieces<'a>(tokenizer: &Tokenizer, text: &'a str) -> Vec<&'a str> {
     while rest.len() > piece_bytes
         && let Some(cut) = tokenizer.first_cut(rest, piece_bytes)
     {
-        let (piece, behind) = rest.split_at(cut);
+        let (piece, remaining) = rest.split_at(cut);
         pieces.push(piece);
-        rest = behind;
+        rest = remaining;
     }
     pieces.push(rest);
     pieces

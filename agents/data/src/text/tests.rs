@@ -4,14 +4,14 @@ use crate::permute::splitmix64;
 fn tokens(paths: &[PathBuf], tokenizer: Tokenizer) -> Result<Vec<u32>, DataError> {
     let mut tokens = Vec::new();
     let corpus = Corpus::open(paths, tokenizer, DEFAULT_TEXT_KEY)?;
-    let mut seen = Vec::new();
-    corpus.tokenise(&mut |done, total| seen.push((done, total)), &mut |t| {
+    let mut reports = Vec::new();
+    corpus.tokenise(&mut |done, total| reports.push((done, total)), &mut |t| {
         tokens.extend_from_slice(t);
         Ok(())
     })?;
     let total = corpus.documents.iter().map(|d| d.bytes).sum();
-    assert_eq!((seen.first(), seen.last()), (Some(&(0, total)), Some(&(total, total))));
-    assert!(seen.is_sorted());
+    assert_eq!((reports.first(), reports.last()), (Some(&(0, total)), Some(&(total, total))));
+    assert!(reports.is_sorted());
     Ok(tokens)
 }
 
@@ -27,12 +27,12 @@ fn tokens_do_not_depend_on_blocks_or_threads() {
     let path = dir.path().join("long.txt");
     std::fs::write(&path, &text).unwrap();
     for tokenizer in [Tokenizer::Bytes, Tokenizer::Gpt2] {
-        let whole = tokenizer.encode(&text).unwrap();
+        let expected = tokenizer.encode(&text).unwrap();
         for threads in [1, 2, 5] {
             let encoded = encode(&tokenizer, &text, threads).unwrap().concat();
-            assert!(encoded == whole, "{tokenizer:?} by {threads}");
+            assert!(encoded == expected, "{tokenizer:?} by {threads}");
         }
-        assert!(tokens(std::slice::from_ref(&path), tokenizer).unwrap() == whole);
+        assert!(tokens(std::slice::from_ref(&path), tokenizer).unwrap() == expected);
     }
 }
 
@@ -85,12 +85,12 @@ fn bad_bytes_are_named_by_their_place() {
     let path = dir.path().join("text");
     let clean = "word ".repeat(READ_BLOCK_BYTES / 4);
     // In the first block, in a later one, truncated at the end, and truncated in the middle of the file.
-    for (before, bad, behind) in
+    for (before, truncated, after) in
         [(3, "\u{e9}", "x"), (clean.len(), "\u{e9}", ""), (7, "\u{e9}", ""), (READ_BLOCK_BYTES - 1, "é", "é")]
     {
         let mut bytes = clean.as_bytes()[..before].to_vec();
-        bytes.extend_from_slice(&bad.as_bytes()[..1]);
-        bytes.extend_from_slice(behind.as_bytes());
+        bytes.extend_from_slice(&truncated.as_bytes()[..1]);
+        bytes.extend_from_slice(after.as_bytes());
         std::fs::write(&path, bytes).unwrap();
         let error = tokens(std::slice::from_ref(&path), Tokenizer::Gpt2).unwrap_err();
         assert!(matches!(error, DataError::InvalidUtf8 { offset, .. } if offset == before as u64), "{error}");

@@ -109,12 +109,12 @@ impl TfRecordFiles {
         self.files.last().map_or(0, |file| file.end)
     }
 
-    /// Returns record `at`, which must exist.
-    pub fn record(&self, at: u64) -> Record<'_> {
-        let index = self.files.partition_point(|file| file.end <= at).min(self.files.len() - 1);
+    /// Returns record `number_in_files`, which must exist.
+    pub fn record(&self, number_in_files: u64) -> Record<'_> {
+        let index = self.files.partition_point(|file| file.end <= number_in_files).min(self.files.len() - 1);
         let file = &self.files[index];
         let first = if index == 0 { 0 } else { self.files[index - 1].end };
-        let number = at - first;
+        let number = number_in_files - first;
         let begin = file.offsets[number as usize] as usize;
         // The length was verified when the file was opened, but another program may have changed the file since.
         let length = usize::try_from(read_u64(&file.bytes, begin)).unwrap_or(usize::MAX);
@@ -151,10 +151,10 @@ fn read_file(path: &Path, expanded: &mut u64) -> Result<TokenBytes, DataError> {
 /// Returns the offset of each record, and adds lengths and checksums to the digest.
 fn record_offsets(bytes: &[u8], hasher: &mut blake3::Hasher) -> Result<Vec<u64>, TfRecordProblem> {
     let mut offsets = Vec::new();
-    let mut at = 0_usize;
-    while at < bytes.len() {
+    let mut offset = 0_usize;
+    while offset < bytes.len() {
         let record = offsets.len() as u64;
-        let Some(header) = bytes.get(at..at + HEADER_BYTES) else {
+        let Some(header) = bytes.get(offset..offset + HEADER_BYTES) else {
             return Err(TfRecordProblem::Truncated { record });
         };
         let length = read_u64(header, 0);
@@ -164,24 +164,24 @@ fn record_offsets(bytes: &[u8], hasher: &mut blake3::Hasher) -> Result<Vec<u64>,
         if length > MAX_RECORD_BYTES {
             return Err(TfRecordProblem::LargeRecord { record, bytes: length });
         }
-        let end = at + HEADER_BYTES + length as usize;
+        let end = offset + HEADER_BYTES + length as usize;
         let Some(checksum) = bytes.get(end..end + TRAILER_BYTES) else {
             return Err(TfRecordProblem::Truncated { record });
         };
         hasher.update(&header[..8]).update(checksum);
-        offsets.push(at as u64);
-        at = end + TRAILER_BYTES;
+        offsets.push(offset as u64);
+        offset = end + TRAILER_BYTES;
     }
     Ok(offsets)
 }
 
-/// Returns the integer at `at`, or 0 beyond the end.
-fn read_u64(bytes: &[u8], at: usize) -> u64 {
-    bytes.get(at..).and_then(<[u8]>::first_chunk).copied().map_or(0, u64::from_le_bytes)
+/// Returns the integer at `offset`, or 0 beyond the end.
+fn read_u64(bytes: &[u8], offset: usize) -> u64 {
+    bytes.get(offset..).and_then(<[u8]>::first_chunk).copied().map_or(0, u64::from_le_bytes)
 }
 
-fn read_u32(bytes: &[u8], at: usize) -> u32 {
-    bytes.get(at..).and_then(<[u8]>::first_chunk).copied().map_or(0, u32::from_le_bytes)
+fn read_u32(bytes: &[u8], offset: usize) -> u32 {
+    bytes.get(offset..).and_then(<[u8]>::first_chunk).copied().map_or(0, u32::from_le_bytes)
 }
 
 /// Returns a record with its length and checksums, as it is in a file.
@@ -219,7 +219,7 @@ mod tests {
         encoder.write_all(&[frame(b"two"), frame(b"three")].concat()).unwrap();
         std::fs::write(&packed, encoder.finish().unwrap()).unwrap();
         let files = TfRecordFiles::open(&[plain, packed.clone()]).unwrap();
-        let found: Vec<_> = (0..files.records()).map(|at| files.record(at)).collect();
+        let found: Vec<_> = (0..files.records()).map(|number| files.record(number)).collect();
         assert!(found.iter().all(|record| record.is_intact));
         assert_eq!(
             found.iter().map(|record| record.data).collect::<Vec<_>>(),
@@ -235,7 +235,7 @@ mod tests {
         let large = [&(1_u64 << 40).to_le_bytes()[..], &masked_checksum(&(1_u64 << 40).to_le_bytes()).to_le_bytes()];
         let mut wrong = two.clone();
         wrong[8] ^= 1;
-        for (bytes, says) in [
+        for (bytes, message) in [
             (&two[..two.len() - 1], "ends inside record 1"),
             (&two[..25], "ends inside record 1"),
             (&wrong, "wrong checksum of the length of record 0"),
@@ -244,7 +244,7 @@ mod tests {
             (b"\x1f\x8b\x08", "can't be expanded"),
         ] {
             let error = open(dir.path(), bytes).err().unwrap();
-            assert!(error.contains(says), "{says}: {error}");
+            assert!(error.contains(message), "{message}: {error}");
         }
         let mut flipped = two;
         flipped[13] ^= 1;

@@ -58,9 +58,9 @@ pub(crate) struct TfRecordStore {
 }
 
 impl TfRecordStore {
-    /// Writes record `at`, which must exist, to slices of the length of a sample.
-    pub fn read_sample(&self, at: u64, input_ids: &mut [i32], labels: &mut [i32]) -> Result<(), DataError> {
-        let record = self.files.record(at);
+    /// Writes record `number`, which must exist, to slices of the length of a sample.
+    pub fn read_sample(&self, number: u64, input_ids: &mut [i32], labels: &mut [i32]) -> Result<(), DataError> {
+        let record = self.files.record(number);
         let read = parse(&record).and_then(|example| self.fill(&example, input_ids, labels));
         read.map_err(|problem| record.error(problem))
     }
@@ -207,7 +207,7 @@ mod tests {
         let mask: (&str, &[i64]) = ("attention_mask", &[1, 1, 0]);
         let labels: (&str, &[i64]) = ("labels", &[2, -100, 4]);
         assert_eq!(sample(&record(&[ids, mask, labels])), Ok(([1, 2, 3], [2, -1, -1])));
-        for (features, says) in [
+        for (features, message) in [
             (vec![ids, labels], "it has no feature input_mask"),
             (vec![ids, mask, ("labels", &[2, 3])], "its feature labels has 2 values; expected 3"),
             (vec![("input_ids", &[1, 10, 3]), mask, labels], "token 10 is outside the vocabulary of 10"),
@@ -215,7 +215,7 @@ mod tests {
             (vec![ids, ("input_mask", &[2, 0, 0]), labels], "a loss mask has the value 2"),
         ] {
             let error = sample(&record(&features)).unwrap_err();
-            assert!(error.contains(says) && error.contains("record 0 of "), "{error}");
+            assert!(error.contains(message) && error.contains("record 0 of "), "{error}");
         }
         assert!(sample(&frame(b"\xff")).unwrap_err().contains("is no tf.train.Example"));
         let mut flipped = record(&[ids, mask, labels]);

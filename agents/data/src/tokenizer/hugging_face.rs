@@ -60,7 +60,8 @@ fn bytes_vocabulary() -> Map<String, Value> {
 /// Returns the vocabulary of GPT-2, and the pairs that are merged, in the order of their tokens.
 fn gpt2_vocabulary() -> (Map<String, Value>, Vec<String>) {
     let tokens: Vec<Vec<u8>> = (0..Tokenizer::Gpt2.separator()).map(|token| gpt2().decode(&[token])).collect();
-    let numbers: HashMap<&[u8], usize> = tokens.iter().enumerate().map(|(at, bytes)| (bytes.as_slice(), at)).collect();
+    let numbers: HashMap<&[u8], usize> =
+        tokens.iter().enumerate().map(|(number, bytes)| (bytes.as_slice(), number)).collect();
     let name = |bytes: &[u8]| bytes.iter().map(|byte| byte_character(*byte)).collect::<String>();
     let merges = tokens.iter().enumerate().filter_map(|(number, bytes)| {
         let (left, right) = merged_pair(bytes, number, &numbers)?;

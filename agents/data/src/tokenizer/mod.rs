@@ -138,9 +138,9 @@ impl Tokenizer {
     /// the last line; the part after it may then start with another token than in the whole.
     pub(crate) fn last_cut(&self, text: &str) -> Option<usize> {
         let mut before_space = false;
-        for (at, c) in text.char_indices().rev() {
-            if at + c.len_utf8() < text.len() && self.cuts_after(c, before_space) {
-                return Some(at + c.len_utf8());
+        for (index, c) in text.char_indices().rev() {
+            if index + c.len_utf8() < text.len() && self.cuts_after(c, before_space) {
+                return Some(index + c.len_utf8());
             }
             before_space = c.is_whitespace();
         }
@@ -154,11 +154,11 @@ impl Tokenizer {
     pub(crate) fn first_cut(&self, text: &str, from: usize) -> Option<usize> {
         let from = text.floor_char_boundary(from);
         let mut chars = text[from..].char_indices().peekable();
-        while let Some((at, c)) = chars.next() {
+        while let Some((index, c)) = chars.next() {
             let (next, following) = *chars.peek()?;
-            let is_long = matches!(self, Tokenizer::File(_)) && at >= FILE_PIECE_BYTES;
+            let is_long = matches!(self, Tokenizer::File(_)) && index >= FILE_PIECE_BYTES;
             if is_long || self.cuts_after(c, following.is_whitespace()) {
-                debug_assert_eq!(next, at + c.len_utf8());
+                debug_assert_eq!(next, index + c.len_utf8());
                 return Some(from + next);
             }
         }
@@ -181,8 +181,8 @@ impl Tokenizer {
 
 /// Returns the position of the last character, unless it is the only one.
 fn last_character(text: &str) -> Option<usize> {
-    let (at, _) = text.char_indices().next_back()?;
-    (at > 0).then_some(at)
+    let (index, _) = text.char_indices().next_back()?;
+    (index > 0).then_some(index)
 }
 
 #[allow(clippy::expect_used, reason = "a constant of the binary, which a test looks up")]
@@ -211,7 +211,7 @@ mod tests {
 
     #[test]
     fn gpt2_gives_the_known_tokens() {
-        let known: [(&str, &[u32]); 7] = [
+        let cases: [(&str, &[u32]); 7] = [
             ("", &[]),
             ("Hello world", &[15496, 995]),
             (" the", &[262]),
@@ -220,7 +220,7 @@ mod tests {
             ("\n\n", &[628]),
             ("a<|endoftext|>b", &[64, 27, 91, 437, 1659, 5239, 91, 29, 65]),
         ];
-        for (text, tokens) in known {
+        for (text, tokens) in cases {
             assert_eq!(Tokenizer::Gpt2.encode(text).unwrap(), tokens, "{text:?}");
         }
         assert_eq!(Tokenizer::Gpt2.decode(&[50256, 262]), "<|endoftext|> the");
@@ -259,13 +259,13 @@ mod tests {
         let mut cuts = 0;
         for tokenizer in [Tokenizer::Gpt2, Tokenizer::Bytes] {
             for text in texts() {
-                let whole = tokenizer.encode(&text).unwrap();
-                let places = (0..text.len()).filter_map(|from| tokenizer.first_cut(&text, from));
-                for cut in places.chain(tokenizer.last_cut(&text)) {
+                let expected = tokenizer.encode(&text).unwrap();
+                let positions = (0..text.len()).filter_map(|from| tokenizer.first_cut(&text, from));
+                for cut in positions.chain(tokenizer.last_cut(&text)) {
                     assert!(0 < cut && cut < text.len());
                     let (left, right) = text.split_at(cut);
                     let parts = [left, right].map(|part| tokenizer.encode(part).unwrap());
-                    assert_eq!(parts.concat(), whole, "{text:?} at {cut}");
+                    assert_eq!(parts.concat(), expected, "{text:?} at {cut}");
                     cuts += 1;
                 }
             }
