@@ -16,8 +16,8 @@ pub fn checkpoint_failure(error: Error) -> AgentError {
     let reason = match &error {
         Error::Lock(LockError::InUse { .. } | LockError::Contended { .. }) => OutcomeReason::ModelDirInUse,
         Error::Lock(LockError::Fenced { .. } | LockError::Lost { .. }) => OutcomeReason::Superseded,
-        full if full.is_full() => OutcomeReason::OutOfSpace,
-        bad if bad.is_bad_input() => OutcomeReason::BadParams,
+        error if error.is_full() => OutcomeReason::OutOfSpace,
+        error if error.is_bad_input() => OutcomeReason::BadParams,
         _ => OutcomeReason::Failed,
     };
     let failure = AgentError::with_reason(reason, error);

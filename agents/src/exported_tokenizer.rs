@@ -54,14 +54,14 @@ fn vocabulary(entries: usize) -> u32 {
 
 fn for_encoder(tokenizer: &Tokenizer, json: Vec<u8>, vocabulary: u32, mask: Option<u32>) -> Option<ExportedTokenizer> {
     let special = |ids: [u32; 4], names: [&str; 4]| {
-        let token = |at: usize| SpecialToken { id: ids[at], name: names[at].to_owned() };
+        let token = |index: usize| SpecialToken { id: ids[index], name: names[index].to_owned() };
         SpecialTokens::Encoder { mask: token(0), begin: token(1), end: token(2), padding: token(3) }
     };
-    let own = ENCODER_TOKENS.iter().find_map(|names| {
+    let known = ENCODER_TOKENS.iter().find_map(|names| {
         let [mask, begin, end, padding] = names.map(|name| tokenizer.token(name));
         Some(special([mask?, begin?, end?, padding?], *names))
     });
-    if let Some(special) = own {
+    if let Some(special) = known {
         return Some(ExportedTokenizer { json, special });
     }
     let first = vocabulary.checked_sub(SPECIAL_TOKENS)?;
@@ -76,7 +76,7 @@ fn for_encoder(tokenizer: &Tokenizer, json: Vec<u8>, vocabulary: u32, mask: Opti
 
 fn for_seq2seq(tokenizer: &Tokenizer, json: &[u8], vocabulary: u32, is_of_lines: bool) -> Option<ExportedTokenizer> {
     let token = |id: u32, name: &str| SpecialToken { id, name: name.to_owned() };
-    let own = |name: &str| tokenizer.token(name).map(|id| token(id, name));
+    let special = |name: &str| tokenizer.token(name).map(|id| token(id, name));
     // A tokenizer of T5 has tokens of these names, but those of the model are the last ones of its vocabulary.
     let is_taken = !is_of_lines && ["<pad>", "</s>", "<extra_id_0>"].iter().any(|name| tokenizer.token(name).is_some());
     let [padding, end, sentinel] = match is_taken {
@@ -84,14 +84,14 @@ fn for_seq2seq(tokenizer: &Tokenizer, json: &[u8], vocabulary: u32, is_of_lines:
         false => ["<pad>", "</s>", "<extra_id_"],
     };
     let (begin, end, sentinels_end) = match is_of_lines {
-        true => (own("<s>").or_else(|| own(padding))?, own(end)?, vocabulary),
+        true => (special("<s>").or_else(|| special(padding))?, special(end)?, vocabulary),
         false => {
             let end = token(vocabulary.checked_sub(2)?, end);
             (token(vocabulary - 1, padding), end, vocabulary - 2)
         }
     };
     let sentinels = sentinels_end.saturating_sub(tokenizer.vocab_size()).min(MAX_SENTINELS);
-    let sentinels = (0..sentinels).map(|at| (sentinels_end - 1 - at, format!("{sentinel}{at}>")));
+    let sentinels = (0..sentinels).map(|index| (sentinels_end - 1 - index, format!("{sentinel}{index}>")));
     let markers = [&begin, &end].map(|token| (token.id, token.name.clone()));
     let added: Vec<(u32, String)> = markers.into_iter().chain(sentinels).collect();
     let template = SampleTemplate { begin: None, end: &end.name };

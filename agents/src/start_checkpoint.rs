@@ -33,12 +33,16 @@ pub enum StartCheckpoint {
     Missing,
 }
 
-/// Finds what the run `run` starts from. `named` is the path of `run.checkpoint_path` on this host.
+/// Finds what the run `run` starts from. `explicit` is the path of `run.checkpoint_path` on this host.
 ///
 /// # Errors
 /// The named checkpoint, or a directory of checkpoints, can't be read.
-pub fn find_start_checkpoint(run: &RunSpec, named: Option<&Path>, model_dir: &Path) -> Result<StartCheckpoint, Error> {
-    match named {
+pub fn find_start_checkpoint(
+    run: &RunSpec,
+    explicit: Option<&Path>,
+    model_dir: &Path,
+) -> Result<StartCheckpoint, Error> {
+    match explicit {
         Some(path) if millrace_roots::is_file(path) => Ok(StartCheckpoint::Weights(path.to_owned())),
         Some(path) if run.mode == Mode::EvalAll && contains_checkpoints(path)? => {
             Ok(StartCheckpoint::Every(path.to_owned()))
@@ -61,7 +65,7 @@ mod tests {
     #[test]
     fn start_without_any_checkpoint_depends_on_the_mode() {
         let empty = tempfile::tempdir().unwrap();
-        let gone = empty.path().join("checkpoint_3");
+        let missing = empty.path().join("checkpoint_3");
         let mut run = local_run().launch.job.run;
         for (mode, autoload, is_missing) in [
             (Mode::Train, true, false),
@@ -73,7 +77,7 @@ mod tests {
             let found = find_start_checkpoint(&run, None, empty.path()).unwrap();
             assert_eq!(matches!(found, StartCheckpoint::Missing), is_missing, "{mode:?}");
             assert_eq!(matches!(found, StartCheckpoint::Initial), !is_missing, "{mode:?}");
-            assert!(find_start_checkpoint(&run, Some(&gone), empty.path()).is_err(), "{mode:?}");
+            assert!(find_start_checkpoint(&run, Some(&missing), empty.path()).is_err(), "{mode:?}");
         }
     }
 }

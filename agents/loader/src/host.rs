@@ -79,13 +79,13 @@ impl LoaderError {
 
 /// Returns how a worker ended, with the last line that it printed.
 pub(crate) fn exit_description(exit: &WorkerExit) -> String {
-    let how = match exit.status {
+    let cause = match exit.status {
         status if status < 0 => format!("signal {}", -status),
         status => format!("exit code {status}"),
     };
     match exit.lines.iter().rev().find(|line| !line.trim().is_empty()) {
-        Some(line) => format!("{how} after printing {line:?}"),
-        None => how,
+        Some(line) => format!("{cause} after printing {line:?}"),
+        None => cause,
     }
 }
 
@@ -247,7 +247,7 @@ impl LoaderServer {
         is_done: impl Fn(&HostState) -> bool,
     ) -> Result<MutexGuard<'a, HostState>, LoaderError> {
         while !is_done(&state) {
-            let left = deadline.saturating_duration_since(Instant::now());
+            let remaining = deadline.saturating_duration_since(Instant::now());
             // The host may have ended before it connected.
             let has_ended = state.process.as_mut().and_then(|process| process.try_wait().ok().flatten());
             if let Some(status) = has_ended {
@@ -255,10 +255,10 @@ impl LoaderServer {
                 let exit = WorkerExit { worker: 0, status: status.code().unwrap_or(-1), lines: Vec::new() };
                 return Err(LoaderError::Ended(exit));
             }
-            if left.is_zero() || state.is_closed {
+            if remaining.is_zero() || state.is_closed {
                 return Err(LoaderError::NotConnected { process });
             }
-            let step = left.min(Duration::from_millis(200));
+            let step = remaining.min(Duration::from_millis(200));
             state = self.changed.wait_timeout(state, step).unwrap_or_else(PoisonError::into_inner).0;
         }
         Ok(state)
@@ -342,12 +342,12 @@ fn write_program(path: &Path) -> Result<(), LoaderError> {
 
 /// Creates a directory for the socket that only this user can enter.
 fn scratch_directory() -> Result<tempfile::TempDir, LoaderError> {
-    let place = std::env::temp_dir();
-    let is_short = place.as_os_str().len() + "/millrace-loader-XXXXXX/socket".len() <= MAX_SOCKET_PATH_BYTES;
-    let place = if is_short { place } else { PathBuf::from("/tmp") };
-    let action = || format!("create a directory in {}", place.display());
-    let made = tempfile::Builder::new().prefix("millrace-loader-").tempdir_in(&place);
-    let scratch = made.map_err(LoaderError::system(action()))?;
+    let directory = std::env::temp_dir();
+    let is_short = directory.as_os_str().len() + "/millrace-loader-XXXXXX/socket".len() <= MAX_SOCKET_PATH_BYTES;
+    let directory = if is_short { directory } else { PathBuf::from("/tmp") };
+    let action = || format!("create a directory in {}", directory.display());
+    let created = tempfile::Builder::new().prefix("millrace-loader-").tempdir_in(&directory);
+    let scratch = created.map_err(LoaderError::system(action()))?;
     let private = std::fs::set_permissions(scratch.path(), std::fs::Permissions::from_mode(0o700));
     private.map_err(LoaderError::system(action()))?;
     Ok(scratch)

@@ -35,7 +35,7 @@ pub(crate) type ChunkResult = Result<Vec<Samples>, PythonProblem>;
 
 /// Samples to read.
 pub(crate) struct Chunk {
-    place: usize,
+    position: usize,
     pub(crate) samples: Vec<SampleNumber>,
     reply: Sender<(usize, ChunkResult)>,
 }
@@ -44,7 +44,7 @@ impl Chunk {
     /// Sends the result to the pool.
     pub(crate) fn complete(self, result: ChunkResult) {
         // The reader of the samples may have been dropped.
-        let _ = self.reply.send((self.place, result));
+        let _ = self.reply.send((self.position, result));
     }
 }
 
@@ -71,8 +71,8 @@ impl LoaderPool {
     fn append(&self, arrays: &mut [Vec<u8>], samples: &Samples) {
         let mut elements = samples.elements.as_slice();
         for (array, width) in arrays.iter_mut().zip(&self.widths) {
-            let Some((own, rest)) = elements.split_at_checked(width.saturating_mul(samples.count)) else { return };
-            array.extend_from_slice(own);
+            let Some((values, rest)) = elements.split_at_checked(width.saturating_mul(samples.count)) else { return };
+            array.extend_from_slice(values);
             elements = rest;
         }
     }
@@ -82,14 +82,14 @@ impl SampleReader for LoaderPool {
     fn read(&self, samples: &[SampleNumber]) -> Result<Vec<Vec<u8>>, PythonProblem> {
         let size = samples.len().div_ceil(self.workers * CHUNKS_PER_WORKER).clamp(1, MAX_CHUNK_SAMPLES);
         let (reply, replies) = mpsc::channel();
-        for (place, samples) in samples.chunks(size).enumerate() {
+        for (position, samples) in samples.chunks(size).enumerate() {
             // A chunk that no worker takes has no result.
-            let _ = self.chunks.send(Chunk { place, samples: samples.to_vec(), reply: reply.clone() });
+            let _ = self.chunks.send(Chunk { position, samples: samples.to_vec(), reply: reply.clone() });
         }
         drop(reply);
         // All of them are received, so that of several failures always the first one is reported.
         let mut results: Vec<_> = replies.into_iter().collect();
-        results.sort_by_key(|(place, _)| *place);
+        results.sort_by_key(|(position, _)| *position);
         let bytes = |width: &usize| Vec::with_capacity(width.saturating_mul(samples.len()));
         let mut arrays: Vec<Vec<u8>> = self.widths.iter().map(bytes).collect();
         for (_, result) in results {

@@ -153,8 +153,8 @@ impl WorkerThread {
             let exit = self.server.await_end(number);
             return exit.map_or_else(|| error.to_string(), |exit| format!("it ended with {}", exit_description(&exit)));
         }
-        let place = self.server.end_worker(number).and_then(|exit| innermost_frame(&exit.lines));
-        place.map_or_else(|| error.to_string(), |place| format!("{error} ({place})"))
+        let location = self.server.end_worker(number).and_then(|exit| innermost_frame(&exit.lines));
+        location.map_or_else(|| error.to_string(), |location| format!("{error} ({location})"))
     }
 
     fn exchange(&self, process: &mut WorkerProcess, samples: &[SampleNumber]) -> Result<(Vec<u8>, u64), ExchangeError> {

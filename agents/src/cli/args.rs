@@ -139,12 +139,12 @@ pub enum DataCommand {
         #[arg(long, value_name = "N", default_value_t = 1)]
         samples: u64,
         #[command(flatten)]
-        of: DataArgs,
+        data: DataArgs,
     },
     /// Read every sample of an epoch; exit code 1 if one can't be used
     Verify {
         #[command(flatten)]
-        of: DataArgs,
+        data: DataArgs,
     },
     /// Write the samples of an epoch as HDF5 files, in the order of the data
     Convert {
@@ -154,7 +154,7 @@ pub enum DataCommand {
         #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
         samples_per_file: Option<u64>,
         #[command(flatten)]
-        of: DataArgs,
+        data: DataArgs,
     },
 }
 
@@ -356,7 +356,7 @@ impl DataArgs {
 impl RunArgs {
     /// Returns the values of the flags that override the params.
     pub fn overrides(&self, mode: Option<String>) -> FlagOverrides {
-        let given = |flag: bool| flag.then_some(true);
+        let set_if = |flag: bool| flag.then_some(true);
         FlagOverrides {
             mode,
             model_dir: self.model_dir.clone(),
@@ -364,10 +364,10 @@ impl RunArgs {
             eval_steps: self.eval_steps,
             checkpoint_path: self.checkpoint_path.clone(),
             load_checkpoint_states: self.load_checkpoint_states.clone(),
-            disable_strict_checkpoint_loading: given(self.disable_strict_checkpoint_loading),
+            disable_strict_checkpoint_loading: set_if(self.disable_strict_checkpoint_loading),
             // Either flag replaces the one of the two that the params have.
-            compile_only: given(self.compile_only).or(self.validate_only.then_some(false)),
-            validate_only: given(self.validate_only).or(self.compile_only.then_some(false)),
+            compile_only: set_if(self.compile_only).or(self.validate_only.then_some(false)),
+            validate_only: set_if(self.validate_only).or(self.compile_only.then_some(false)),
             logging: self.logging.clone(),
             ..self.job.overrides()
         }
@@ -411,7 +411,7 @@ pub fn error_hint(error: &clap::Error) -> String {
     if let (Some("[CSX]"), Some(file)) = (unknown.as_deref(), error.get(ContextKind::InvalidValue)) {
         return format!("name the params file with -p: -p {file}");
     }
-    // A tip on how to pass an unknown flag as a value helps nobody: no command takes such a value.
+    // A tip on how to pass an unknown flag as a value is of no use: no command takes such a value.
     let tip = text.lines().find_map(|line| line.trim().strip_prefix("tip: ")).filter(|tip| !tip.contains("as a value"));
     let help = "see millrace-agent --help, or millrace-agent COMMAND --help for a command's flags";
     tip.unwrap_or(help).to_owned()
@@ -457,9 +457,9 @@ mod tests {
 
     #[test]
     fn compile_only_and_validate_only_override_each_other() {
-        let only = |line| (overrides(line).compile_only, overrides(line).validate_only);
-        assert_eq!(only("train -p a.yaml --compile_only"), (Some(true), Some(false)));
-        assert_eq!(only("train -p a.yaml --validate_only"), (Some(false), Some(true)));
+        let flags = |line| (overrides(line).compile_only, overrides(line).validate_only);
+        assert_eq!(flags("train -p a.yaml --compile_only"), (Some(true), Some(false)));
+        assert_eq!(flags("train -p a.yaml --validate_only"), (Some(false), Some(true)));
         assert!(parse("train -p a.yaml --validate_only --compile_only").is_err());
     }
 
@@ -486,7 +486,7 @@ mod tests {
 
     #[test]
     fn mistakes_are_one_sentence_with_a_hint() {
-        for (line, says, hints) in [
+        for (line, message, hints) in [
             ("train -p a.yaml --num_csy 2", "unexpected argument '--num_csy' found", "--num_csx"),
             ("eval -p a.yaml --mode eval", "unexpected argument '--mode' found", "the mode is the command"),
             ("train", "required arguments were not provided: --params <FILE>", "--help"),
@@ -501,7 +501,7 @@ mod tests {
         ] {
             let error = parse(line).unwrap_err();
             let sentence = error_sentence(&error);
-            assert!(sentence.contains(says) && !sentence.contains('\n'), "{line}: {sentence}");
+            assert!(sentence.contains(message) && !sentence.contains('\n'), "{line}: {sentence}");
             assert!(error_hint(&error).contains(hints), "{line}: {}", error_hint(&error));
         }
     }

@@ -77,7 +77,7 @@ pub fn epoch(prepared: &PreparedJob) -> Result<Option<DatasetEpoch>, CliError> {
         None if (1..=MAX_PLANNED_TEXT_BYTES).contains(&found.bytes) => {
             Some(open_dataset(job, &job.train_input)?.windows())
         }
-        known => known,
+        samples => samples,
     };
     Ok(samples.map(|samples| DatasetEpoch::new(samples, &job.train_input)))
 }
@@ -118,21 +118,21 @@ fn check_model_dir(model_dir: &Path) -> Result<(), CliError> {
     let name = model_dir.display();
     let existing = model_dir.ancestors().find(|path| path.exists()).filter(|path| *path != Path::new(""));
     let existing = existing.unwrap_or(Path::new("."));
-    let refused = match (existing.is_dir(), rustix::fs::access(existing, Access::WRITE_OK | Access::EXEC_OK)) {
+    let message = match (existing.is_dir(), rustix::fs::access(existing, Access::WRITE_OK | Access::EXEC_OK)) {
         (true, Ok(())) => return Ok(()),
         (false, _) if existing == model_dir => format!("model_dir {name} is not a directory"),
         (false, _) => format!("can't create model_dir {name}: {} is not a directory", existing.display()),
         (true, Err(error)) => format!("can't write to model_dir {name}: {}: {error}", existing.display()),
     };
-    Err(CliError::bad_input(refused).hint("choose another with -o"))
+    Err(CliError::bad_input(message).hint("choose another with -o"))
 }
 
 /// Checks that the checkpoint that the run starts from has this model and is not beyond the last step; one that the
 /// user named must have this profile. The coordinator later verifies every byte of it before it writes anything.
 fn check_checkpoint(prepared: &PreparedJob, flags: &RunArgs) -> Result<(), CliError> {
     let run = &prepared.resolved.job.run;
-    let named = run.checkpoint_path.as_deref().map(Path::new);
-    let checkpoint = match find_start_checkpoint(run, named, Path::new(&run.model_dir))? {
+    let explicit = run.checkpoint_path.as_deref().map(Path::new);
+    let checkpoint = match find_start_checkpoint(run, explicit, Path::new(&run.model_dir))? {
         StartCheckpoint::Named(checkpoint) | StartCheckpoint::Newest(checkpoint) => checkpoint,
         StartCheckpoint::Weights(file) => return Ok(check_weights(&file, &prepared.plan)?),
         StartCheckpoint::Every(_) | StartCheckpoint::Initial => return Ok(()),
@@ -142,10 +142,10 @@ fn check_checkpoint(prepared: &PreparedJob, flags: &RunArgs) -> Result<(), CliEr
             return Err(error.hint(hint));
         }
     };
-    if run.mode.trains() && named.is_some() {
+    if run.mode.trains() && explicit.is_some() {
         // All processes run on this machine, so the profile is known before anything is started.
-        let now = serde_json::to_string(&prepared.profile(flags.isa)).map_err(AgentError::local)?;
-        check_same_profile(checkpoint.numerics_profile(), &now, flags.allow_profile_change)?;
+        let current = serde_json::to_string(&prepared.profile(flags.isa)).map_err(AgentError::local)?;
+        check_same_profile(checkpoint.numerics_profile(), &current, flags.allow_profile_change)?;
     }
     if run.mode.trains() && run.load_checkpoint_states.global_step {
         check_last_step(checkpoint.path(), checkpoint.step(), run.max_steps)?;
@@ -163,22 +163,22 @@ mod tests {
 
     #[test]
     fn model_dir_must_be_a_directory_that_can_be_written() {
-        let place = tempfile::tempdir().unwrap();
-        let refused = |inside: &str| check_model_dir(&place.path().join(inside)).unwrap_err().to_string();
-        std::fs::write(place.path().join("file"), "").unwrap();
-        assert!(refused("file").contains("is not a directory"));
-        assert!(refused("file/m").contains("can't create model_dir"));
-        assert!(check_model_dir(place.path()).is_ok() && check_model_dir(&place.path().join("a/b/c")).is_ok());
+        let dir = tempfile::tempdir().unwrap();
+        let check_error = |inside: &str| check_model_dir(&dir.path().join(inside)).unwrap_err().to_string();
+        std::fs::write(dir.path().join("file"), "").unwrap();
+        assert!(check_error("file").contains("is not a directory"));
+        assert!(check_error("file/m").contains("can't create model_dir"));
+        assert!(check_model_dir(dir.path()).is_ok() && check_model_dir(&dir.path().join("a/b/c")).is_ok());
         assert!(check_model_dir(Path::new("")).is_ok() && check_model_dir(Path::new("no-such-dir")).is_ok());
-        assert!(!place.path().join("a").exists(), "a check writes nothing");
+        assert!(!dir.path().join("a").exists(), "a check writes nothing");
 
-        let closed = place.path().join("closed");
+        let closed = dir.path().join("closed");
         std::fs::create_dir(&closed).unwrap();
         std::fs::set_permissions(&closed, Permissions::from_mode(0o555)).unwrap();
         // The superuser may write everywhere.
         if !rustix::process::geteuid().is_root() {
-            assert!(refused("closed").contains("can't write to model_dir"));
-            assert!(refused("closed/m").contains("can't write to model_dir"));
+            assert!(check_error("closed").contains("can't write to model_dir"));
+            assert!(check_error("closed/m").contains("can't write to model_dir"));
         }
     }
 }

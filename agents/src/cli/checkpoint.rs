@@ -52,7 +52,7 @@ fn verify_all(dir: &Path) -> Result<Exit, CliError> {
             super::print_line(format_args!("{} is complete and undamaged", dir.display()));
             Ok(Exit::Success)
         }
-        places => Err(AgentError::local(format!("{} is damaged in {places} place(s)", dir.display()))
+        count => Err(AgentError::local(format!("{} is damaged in {count} place(s)", dir.display()))
             .hint("resume from an older checkpoint with --checkpoint_path")
             .into()),
     }
@@ -78,16 +78,16 @@ fn export(dir: &Path, format: WeightFormat, out: &Path, tokenizer: Option<&str>)
 }
 
 /// Returns the tokenizer that is named, or that of the training data of a checkpoint; `None` if there is none.
-fn tokenizer_of_export(checkpoint: &Checkpoint, named: Option<&str>) -> Result<Option<ExportedTokenizer>, CliError> {
+fn tokenizer_of_export(checkpoint: &Checkpoint, name: Option<&str>) -> Result<Option<ExportedTokenizer>, CliError> {
     let job = JobSpec::from_json(checkpoint.job()).map_err(|error| {
         AgentError::local(error).context(format!("can't read the job of {}", checkpoint.path().display()))
     })?;
-    let found = match named {
-        Some(name) => checkpoint_tokenizer::open_named(name).and_then(|named| exported_for(&named, &job)),
+    let found = match name {
+        Some(name) => checkpoint_tokenizer::open_named(name).and_then(|tokenizer| exported_for(&tokenizer, &job)),
         None => exported_tokenizer(&job, checkpoint.path()),
     };
     let found = found.map_err(data_failure)?;
-    if found.is_none() && named.is_some() {
+    if found.is_none() && name.is_some() {
         eprintln!(
             "The export has no tokenizer: its tokens have the names or the numbers of the model's special tokens."
         );

@@ -53,8 +53,8 @@ mod tests {
         *all = paths.map(str::to_owned).to_vec();
         let beside = |name: &str| home.path().join(name).display().to_string();
         let mut expected = paths.map(str::to_owned);
-        for own in &mut expected[..3] {
-            *own = beside(own);
+        for path in &mut expected[..3] {
+            *path = beside(path);
         }
         resolve_beside_params(&mut job, &home.path().join("params.yaml"));
         assert_eq!(job.train_input.paths(), expected);

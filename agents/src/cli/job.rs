@@ -114,13 +114,15 @@ pub fn prepare(
     };
     let systems = resolved.job.run.num_csx;
     if systems > appliance.systems {
-        let have = appliance.systems;
-        let error = CliError::bad_input(format!("the job requests {systems} systems, but the appliance has {have}"));
-        return Err(error.hint(format!("set num_csx to at most {have}, or describe a larger appliance")));
+        let available = appliance.systems;
+        let error =
+            CliError::bad_input(format!("the job requests {systems} systems, but the appliance has {available}"));
+        return Err(error.hint(format!("set num_csx to at most {available}, or describe a larger appliance")));
     }
     let nodes = swarm_nodes(systems, u32::try_from(appliance.swarmx.fan_out).unwrap_or(u32::MAX));
-    if let Some(have) = appliance.swarmx.nodes.filter(|have| nodes > *have) {
-        let error = CliError::bad_input(format!("the job needs {nodes} SwarmX nodes, but the appliance has {have}"));
+    if let Some(available) = appliance.swarmx.nodes.filter(|available| nodes > *available) {
+        let error =
+            CliError::bad_input(format!("the job needs {nodes} SwarmX nodes, but the appliance has {available}"));
         return Err(error.hint("set num_csx to a smaller number, or swarmx.nodes to a larger one"));
     }
     appliance.memoryx.shards = AgentCounts::for_job(&resolved.job, &appliance).shards;
@@ -170,17 +172,17 @@ mod tests {
 
     #[test]
     fn params_that_cannot_be_read_are_explained() {
-        let place = tempfile::tempdir().unwrap();
-        let refused = |name: &str| read_params(&place.path().join(name)).unwrap_err().to_string();
-        std::fs::write(place.path().join("latin1.yaml"), b"# \xe9t\xe9\n").unwrap();
-        std::fs::write(place.path().join("empty.yaml"), "\n# nothing yet\n").unwrap();
-        for (name, says) in [
+        let dir = tempfile::tempdir().unwrap();
+        let read_error = |name: &str| read_params(&dir.path().join(name)).unwrap_err().to_string();
+        std::fs::write(dir.path().join("latin1.yaml"), b"# \xe9t\xe9\n").unwrap();
+        std::fs::write(dir.path().join("empty.yaml"), "\n# nothing yet\n").unwrap();
+        for (name, message) in [
             ("gone.yaml", "check the spelling"),
             ("", "it is a directory\nhint: name a file in it"),
             ("latin1.yaml", "it is not UTF-8 text"),
             ("empty.yaml", "empty.yaml is empty"),
         ] {
-            assert!(refused(name).contains(says), "{name}: {}", refused(name));
+            assert!(read_error(name).contains(message), "{name}: {}", read_error(name));
         }
     }
 }

@@ -39,9 +39,9 @@ pub fn run(flags: &RunArgs, mode: Option<&str>) -> Result<Exit, CliError> {
 }
 
 /// Returns the mode that overrides the params. `train` does not override `mode: train_and_eval` of the params.
-fn mode_of<'a>(given: Option<&'a str>, params: &Params) -> Option<&'a str> {
-    let written = params.runconfig.as_ref().and_then(|run| run.mode.as_deref());
-    if given == Some("train") && written == Some("train_and_eval") { None } else { given }
+fn mode_of<'a>(flag: Option<&'a str>, params: &Params) -> Option<&'a str> {
+    let params_mode = params.runconfig.as_ref().and_then(|run| run.mode.as_deref());
+    if flag == Some("train") && params_mode == Some("train_and_eval") { None } else { flag }
 }
 
 fn check_isa(flags: &RunArgs) -> Result<(), CliError> {

@@ -224,11 +224,11 @@ impl ControlSession {
 
     /// Checks that the coordinator that sent `welcome` has the job of this agent.
     fn check(&self, welcome: &proto::Welcome) -> Result<(), AgentError> {
-        let same = welcome.uid == self.connector.introduction.uid
+        let is_same_job = welcome.uid == self.connector.introduction.uid
             && welcome.plan == self.job.hash.0
             && welcome.isa == self.job.profile.isa.to_string()
             && decode_job(welcome)?.is_numerically_equal(&self.job);
-        if same {
+        if is_same_job {
             return Ok(());
         }
         let ControlConnector { address, introduction, .. } = &self.connector;

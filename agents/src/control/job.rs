@@ -127,14 +127,14 @@ impl JobDocument {
     /// Returns whether this document gives the same numerics as `compiled`. Length of the run and directories may
     /// differ.
     pub fn is_numerically_equal(&self, compiled: &CompiledJob) -> bool {
-        let (this, other) = (&self.job, &*compiled.job);
+        let (own, other) = (&self.job, &*compiled.job);
         self.graph == *compiled.graph
-            && this.model == other.model
-            && this.optimizer == other.optimizer
-            && this.train_input == other.train_input
-            && this.eval_input == other.eval_input
-            && this.run.seed == other.run.seed
-            && this.sparsity == other.sparsity
+            && own.model == other.model
+            && own.optimizer == other.optimizer
+            && own.train_input == other.train_input
+            && own.eval_input == other.eval_input
+            && own.run.seed == other.run.seed
+            && own.sparsity == other.sparsity
     }
 }
 

@@ -5,7 +5,7 @@ pub mod job;
 pub mod server;
 pub mod spans;
 
-/// Locked by tests that install a subscriber. While two subscribers exist, tracing asks both whether a call site is
-/// enabled, and a span that one of them wants is then not disabled for the other.
+/// Locked by tests that install a subscriber. While two subscribers exist, a call site is enabled if either enables
+/// it, and its span is then not disabled for the other one.
 #[cfg(test)]
 static TEST_SUBSCRIBER: std::sync::Mutex<()> = std::sync::Mutex::new(());

@@ -63,13 +63,13 @@ const LOG_FIELD_BYTES: usize = 1 << 10;
 pub struct AgentHandle {
     messages: mpsc::Sender<Result<proto::ToAgent, Status>>,
     /// Notified to end the stream of an agent that does not receive its messages.
-    cut: Arc<Notify>,
+    disconnect: Arc<Notify>,
 }
 
 impl AgentHandle {
     fn send(&self, message: Result<proto::ToAgent, Status>) {
         if let Err(TrySendError::Full(_)) = self.messages.try_send(message) {
-            self.cut.notify_one();
+            self.disconnect.notify_one();
         }
     }
 
@@ -96,7 +96,7 @@ impl AgentHandle {
 /// Messages and states of the agents' streams.
 #[derive(Debug)]
 pub enum ControlEvent {
-    /// An agent wants to join.
+    /// An agent requests to join.
     Hello(StreamNumber, Box<JoinedAgent>),
     /// An agent sent a report.
     Report(AgentId, StreamNumber, AgentReport),
@@ -126,15 +126,15 @@ impl ControlEvents {
 #[derive(Clone, Debug)]
 struct EventSender {
     queue: mpsc::Sender<(ControlEvent, OwnedSemaphorePermit)>,
-    room: Arc<Semaphore>,
+    permits: Arc<Semaphore>,
 }
 
 impl EventSender {
     /// Waits for capacity for an event of `bytes` bytes. Returns false if the coordinator has dropped the receiver.
     async fn send(&self, event: ControlEvent, bytes: usize) -> bool {
         let kib = u32::try_from(bytes >> 10).unwrap_or(u32::MAX).saturating_add(1).min(MAX_QUEUED_EVENT_KIB);
-        let Ok(room) = self.room.clone().acquire_many_owned(kib).await else { return false };
-        self.queue.send((event, room)).await.is_ok()
+        let Ok(permits) = self.permits.clone().acquire_many_owned(kib).await else { return false };
+        self.queue.send((event, permits)).await.is_ok()
     }
 }
 
@@ -149,7 +149,7 @@ impl ControlService {
     /// Creates the service, and the receiver of its events.
     pub fn new() -> (Self, ControlEvents) {
         let (queue, events) = mpsc::channel(MAX_QUEUED_EVENTS);
-        let events_in = EventSender { queue, room: Arc::new(Semaphore::new(MAX_QUEUED_EVENT_KIB as usize)) };
+        let events_in = EventSender { queue, permits: Arc::new(Semaphore::new(MAX_QUEUED_EVENT_KIB as usize)) };
         let (streams, rejections) = (Arc::default(), Arc::default());
         (Self { events: events_in, streams, rejections }, ControlEvents(events))
     }
@@ -181,13 +181,13 @@ impl proto::control_server::Control for ControlService {
         };
         let number = self.streams.fetch_add(1, Ordering::Relaxed);
         let (messages, receiver) = mpsc::channel(MAX_QUEUED_COMMANDS);
-        let cut = Arc::new(Notify::new());
+        let disconnect = Arc::new(Notify::new());
         let bytes = hello.address.len() + hello.uid.len();
-        let hello = read_hello(hello, AgentHandle { messages, cut: cut.clone() })?;
+        let hello = read_hello(hello, AgentHandle { messages, disconnect: disconnect.clone() })?;
         self.check_name(&hello, certified)?;
         let agent = hello.agent;
         self.events.send(ControlEvent::Hello(number, Box::new(hello)), bytes).await;
-        tokio::spawn(listen(agent, number, stream, self.events.clone(), cut));
+        tokio::spawn(listen(agent, number, stream, self.events.clone(), disconnect));
         Ok(Response::new(Box::pin(ReceiverStream::new(receiver))))
     }
 }
@@ -209,12 +209,12 @@ async fn listen(
     number: StreamNumber,
     mut stream: Streaming<proto::FromAgent>,
     events: EventSender,
-    cut: Arc<Notify>,
+    disconnect: Arc<Notify>,
 ) {
     loop {
         let message = tokio::select! {
             message = stream.message() => message,
-            () = cut.notified() => {
+            () = disconnect.notified() => {
                 tracing::warn!(
                     peer = %agent,
                     "{agent} counts as lost: it reads no commands; {MAX_QUEUED_COMMANDS} are queued"
@@ -246,10 +246,10 @@ async fn listen(
 
 /// Truncates the message to [`MAX_LOG_LINE_BYTES`] and drops fields that are too long or beyond [`MAX_LOG_FIELDS`].
 fn truncate_log(mut log: proto::Log) -> proto::Log {
-    let mut kept = 0;
+    let mut count = 0;
     log.fields.retain(|name, value| {
-        let keep = kept < MAX_LOG_FIELDS && name.len() + value.len() <= LOG_FIELD_BYTES;
-        kept += usize::from(keep);
+        let keep = count < MAX_LOG_FIELDS && name.len() + value.len() <= LOG_FIELD_BYTES;
+        count += usize::from(keep);
         keep
     });
     let end = log.message.floor_char_boundary(MAX_LOG_LINE_BYTES);
@@ -284,14 +284,14 @@ mod tests {
 
     #[tokio::test]
     async fn streams_are_not_read_while_too_many_events_or_bytes_wait() {
-        for (bytes, most) in [(100, MAX_QUEUED_EVENTS), (MAX_CONTROL_MESSAGE_BYTES - 1, 4)] {
-            let (service, mut taken) = ControlService::new();
+        for (bytes, max_queued) in [(100, MAX_QUEUED_EVENTS), (MAX_CONTROL_MESSAGE_BYTES - 1, 4)] {
+            let (service, mut events) = ControlService::new();
             let say = || service.events.send(ControlEvent::Disconnected(AGENT, 0), bytes);
-            for _ in 0..most {
+            for _ in 0..max_queued {
                 assert!(is_ready(say()).await);
             }
             assert!(!is_ready(say()).await);
-            taken.recv().await.unwrap();
+            events.recv().await.unwrap();
             assert!(is_ready(say()).await && !is_ready(say()).await);
         }
     }
@@ -299,11 +299,11 @@ mod tests {
     #[tokio::test]
     async fn agent_that_reads_no_commands_is_disconnected() {
         let (messages, _waiting) = mpsc::channel(MAX_QUEUED_COMMANDS);
-        let handle = AgentHandle { messages, cut: Arc::new(Notify::new()) };
+        let handle = AgentHandle { messages, disconnect: Arc::new(Notify::new()) };
         (0..MAX_QUEUED_COMMANDS).for_each(|_| handle.send_command(&AgentCommand::Finish));
-        assert!(!is_ready(handle.cut.notified()).await);
+        assert!(!is_ready(handle.disconnect.notified()).await);
         handle.send_command(&AgentCommand::Finish);
-        assert!(is_ready(handle.cut.notified()).await);
+        assert!(is_ready(handle.disconnect.notified()).await);
     }
 
     #[test]

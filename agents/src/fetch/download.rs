@@ -151,8 +151,8 @@ impl BlobServer {
 
 /// Bounds a wait for the server.
 async fn answered<T>(timeout: Duration, wait: impl Future<Output = Result<T, Status>>) -> Result<T, Status> {
-    let late = || Err(Status::deadline_exceeded("the server does not answer"));
-    tokio::time::timeout(timeout, wait).await.unwrap_or_else(|_| late())
+    let timed_out = || Err(Status::deadline_exceeded("the server does not answer"));
+    tokio::time::timeout(timeout, wait).await.unwrap_or_else(|_| timed_out())
 }
 
 impl Download {

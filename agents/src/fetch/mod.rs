@@ -129,7 +129,7 @@ async fn fetch_into(server: &mut BlobServer, dir: &Path, files: &[&FetchedFile])
         let write_error = |source| FetchError::Write { path: path.clone(), source };
         fs::create_dir_all(path.parent().unwrap_or(dir)).map_err(write_error)?;
         // Files with the same content are links to one.
-        let is_linked = complete.get(digest).is_some_and(|same| fs::hard_link(same, path).is_ok());
+        let is_linked = complete.get(digest).is_some_and(|existing| fs::hard_link(existing, path).is_ok());
         if !is_linked && !path.exists() {
             bytes += server.download(digest, path, &unfinished).await?;
             fs::rename(&unfinished, path).map_err(write_error)?;

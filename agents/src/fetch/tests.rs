@@ -72,8 +72,9 @@ impl Case {
         let identity = |name| Identity::new(&authority.issue(&name, today).unwrap()).unwrap();
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap().to_string();
-        let own = identity(MemberName::Service(Service::RestServer));
-        let incoming = listen(listener, "uploads", own, AdmissionPolicy::BlobReaders, Protection::Encrypted);
+        let server_identity = identity(MemberName::Service(Service::RestServer));
+        let incoming =
+            listen(listener, "uploads", server_identity, AdmissionPolicy::BlobReaders, Protection::Encrypted);
         let service = BlobsServer::new(script.clone());
         tokio::spawn(transport::server().add_service(service).serve_with_incoming(incoming));
         let fetcher = identity(MemberName::for_fetcher(UID).unwrap());

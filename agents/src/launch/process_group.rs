@@ -127,9 +127,9 @@ impl ProcessGroup {
         let alive = self.alive.clone();
         alive.send_modify(|alive| *alive += 1);
         tokio::spawn(async move {
-            let (_, ending) = child.end(desired_state).await;
+            let (_, exit) = child.end(desired_state).await;
             observed.change(
-                |state| *state = ProcessState { ready: false, ended: Some((ending, SystemTime::now())) },
+                |state| *state = ProcessState { ready: false, ended: Some((exit, SystemTime::now())) },
                 &changed,
             );
             alive.send_modify(|alive| *alive -= 1);

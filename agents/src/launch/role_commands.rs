@@ -22,17 +22,17 @@ const PORTS_PER_PROCESS: u16 = 3;
 /// # Errors
 /// The fixed ports exceed the highest port, or a system would have too many threads.
 pub fn role_commands(run: &LocalRun) -> Result<Vec<RoleCommand>, LaunchError> {
-    let wanted = &run.launch.agent_counts;
+    let counts = &run.launch.agent_counts;
     let count = |role| match role {
         Role::Coordinator => 1,
-        Role::MemoryX => wanted.shards,
-        Role::SwarmX => wanted.swarmx,
-        Role::Activation => wanted.activation_servers,
-        Role::Cs2 => wanted.systems,
+        Role::MemoryX => counts.shards,
+        Role::SwarmX => counts.swarmx,
+        Role::Activation => counts.activation_servers,
+        Role::Cs2 => counts.systems,
     };
     let agents =
         Role::ALL.into_iter().flat_map(|role| (0..count(role) as u32).map(move |index| AgentId::new(role, index)));
-    agents.enumerate().map(|(place, agent)| role_command(run, agent, ports(run.base_port, place)?)).collect()
+    agents.enumerate().map(|(position, agent)| role_command(run, agent, ports(run.base_port, position)?)).collect()
 }
 
 fn role_command(
@@ -87,12 +87,16 @@ const fn level(level: LogLevel) -> Level {
     }
 }
 
-/// Returns the ports of process number `place`; all are 0 (any free port) if ports are not fixed.
-fn ports(base: Option<u16>, place: usize) -> Result<[u16; PORTS_PER_PROCESS as usize], LaunchError> {
+/// Returns the ports of process number `position`; all are 0 (any free port) if ports are not fixed.
+fn ports(base: Option<u16>, position: usize) -> Result<[u16; PORTS_PER_PROCESS as usize], LaunchError> {
     let Some(base) = base else { return Ok([0; PORTS_PER_PROCESS as usize]) };
-    let first = u16::try_from(place).ok().and_then(|place| place.checked_mul(PORTS_PER_PROCESS)?.checked_add(base));
+    let first =
+        u16::try_from(position).ok().and_then(|position| position.checked_mul(PORTS_PER_PROCESS)?.checked_add(base));
     let last = first.and_then(|first| first.checked_add(PORTS_PER_PROCESS - 1));
-    first.zip(last).map(|(first, _)| std::array::from_fn(|at| first + at as u16)).ok_or(LaunchError::Ports { base })
+    first
+        .zip(last)
+        .map(|(first, _)| std::array::from_fn(|index| first + index as u16))
+        .ok_or(LaunchError::Ports { base })
 }
 
 #[cfg(test)]

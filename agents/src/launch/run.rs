@@ -147,7 +147,7 @@ impl ChildProcesses {
         while !supervisor.is_over() {
             let event = tokio::select! {
                 ended = self.running.join_next() => match ended {
-                    Some(Ok((agent, ending))) => SupervisorEvent::Ended(agent, ending),
+                    Some(Ok((agent, exit))) => SupervisorEvent::Ended(agent, exit),
                     // The task that waits for a process failed; the process is killed when the task is dropped.
                     Some(Err(_)) => continue,
                     None => break,
@@ -175,8 +175,8 @@ impl ChildProcesses {
 
     /// Prints the process whose end ended the run, with its last lines.
     fn print_failed_process(&self, run_exit: RunExit, model_dir: &Path) {
-        let Some((agent, ending)) = run_exit.failed_process else { return };
-        let mut text = format!("error: {agent} {ending}, which ended the run\n");
+        let Some((agent, exit)) = run_exit.failed_process else { return };
+        let mut text = format!("error: {agent} {exit}, which ended the run\n");
         let last = self.last_lines.get(&agent).map(LastLines::get).unwrap_or_default();
         if !last.is_empty() {
             text.push_str(&format!("{agent}'s last lines:\n"));
@@ -210,11 +210,11 @@ async fn wait_deadline(deadline: &mut Option<Pin<Box<Sleep>>>) {
 /// if the coordinator can't be asked or ends without a reply.
 fn ask_to_stop(journal: Option<JournalEndpoint>, reason: String, failed: mpsc::UnboundedSender<()>) {
     tokio::spawn(async move {
-        let asked = async {
+        let request = async {
             let mut client = journal?.connect().await.ok()?;
             client.stop(StopRequest { reason }).await.ok()
         };
-        if asked.await.is_none() {
+        if request.await.is_none() {
             // The receiver is dropped when the run has ended.
             let _ = failed.send(());
         }

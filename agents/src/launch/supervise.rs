@@ -138,7 +138,7 @@ impl Supervisor {
     /// Handles an event; returns the commands to execute.
     pub fn handle_event(&mut self, event: SupervisorEvent) -> Vec<SupervisorCommand> {
         match event {
-            SupervisorEvent::Ended(agent, ending) => self.on_ended(agent, ending),
+            SupervisorEvent::Ended(agent, exit) => self.on_ended(agent, exit),
             SupervisorEvent::Interrupted if self.interrupted => self.kill(),
             SupervisorEvent::Interrupted => {
                 self.interrupted = true;
@@ -164,11 +164,11 @@ impl Supervisor {
         }
     }
 
-    fn on_ended(&mut self, agent: AgentId, ending: ProcessExit) -> Vec<SupervisorCommand> {
+    fn on_ended(&mut self, agent: AgentId, exit: ProcessExit) -> Vec<SupervisorCommand> {
         self.running = self.running.saturating_sub(1);
         if agent.role == Role::Coordinator {
-            self.coordinator = Some(ending);
-            return match ending.exit() {
+            self.coordinator = Some(exit);
+            return match exit.exit() {
                 // The coordinator has sent `Finish` to all agents.
                 Some(Exit::Success) => vec![SupervisorCommand::Within(SHUTDOWN_TIMEOUT)],
                 // Agents that had not joined did not receive `Finish`, and would try to reach the coordinator.
@@ -182,10 +182,10 @@ impl Supervisor {
         if self.coordinator.is_some() || self.failed_process.is_some() || self.killed {
             return Vec::new();
         }
-        match ending.exit() {
+        match exit.exit() {
             Some(Exit::Success | Exit::PeerLost | Exit::Interrupted) => {
                 let first = self.leaving_agent.is_none();
-                self.leaving_agent.get_or_insert((agent, ending));
+                self.leaving_agent.get_or_insert((agent, exit));
                 // A stop in progress has its own deadline.
                 if first && !self.asked_to_stop {
                     vec![SupervisorCommand::Within(LOSS_DETECTION_TIMEOUT)]
@@ -194,7 +194,7 @@ impl Supervisor {
                 }
             }
             Some(Exit::Failed | Exit::BadInput) | None => {
-                self.failed_process = Some((agent, ending));
+                self.failed_process = Some((agent, exit));
                 vec![SupervisorCommand::Within(FAILURE_REPORT_TIMEOUT)]
             }
         }
@@ -230,24 +230,24 @@ impl Supervisor {
 
     /// Returns how the run ended. Valid once all processes have ended.
     pub fn run_exit(&self) -> RunExit {
-        let own = self.coordinator.and_then(ProcessExit::exit).filter(|&exit| exit != Exit::PeerLost);
+        let coordinator_exit = self.coordinator.and_then(ProcessExit::exit).filter(|&exit| exit != Exit::PeerLost);
         // An exit after the coordinator was requested to stop because of the failed process is a consequence, not the
         // cause.
-        let asked_because_of_failure = self.asked_to_stop && self.failed_process.is_some();
-        if let Some(exit @ (Exit::Failed | Exit::BadInput)) = own
-            && !asked_because_of_failure
+        let stopped_because_of_failure = self.asked_to_stop && self.failed_process.is_some();
+        if let Some(exit @ (Exit::Failed | Exit::BadInput)) = coordinator_exit
+            && !stopped_because_of_failure
         {
             return RunExit { exit, failed_process: None };
         }
         if let Some(failed_process) = self.failed_process {
             return RunExit { exit: Exit::Failed, failed_process: Some(failed_process) };
         }
-        match own {
+        match coordinator_exit {
             Some(exit) => RunExit { exit, failed_process: None },
             None if self.interrupted => RunExit { exit: Exit::Interrupted, failed_process: None },
             None => {
                 let crashed = self.coordinator.filter(|_| !self.killed_coordinator);
-                let failed_process = crashed.map(|ending| (AgentId::new(Role::Coordinator, 0), ending));
+                let failed_process = crashed.map(|exit| (AgentId::new(Role::Coordinator, 0), exit));
                 RunExit { exit: Exit::Failed, failed_process }
             }
         }
@@ -279,13 +279,13 @@ mod tests {
         let leave = [SupervisorCommand::Within(SHUTDOWN_TIMEOUT)].as_slice();
         let terminated = [SupervisorCommand::TerminateAll, SupervisorCommand::Within(SHUTDOWN_TIMEOUT)].as_slice();
         let killed = [SupervisorCommand::KillAll, SupervisorCommand::NoDeadline].as_slice();
-        let endings = [
+        let exits = [
             (0, Exit::Success, leave),
             (1, Exit::Failed, killed),
             (2, Exit::BadInput, killed),
             (130, Exit::Interrupted, terminated),
         ];
-        for (code, exit, expected) in endings {
+        for (code, exit, expected) in exits {
             let (commands, run_exit) = run_events([ended(COORDINATOR, code), ended(SHARD, 3), ended(SYSTEM, 3)]);
             assert_eq!(commands, expected);
             assert_eq!(run_exit, RunExit { exit, failed_process: None }, "{code}");
@@ -348,10 +348,10 @@ mod tests {
 
     #[test]
     fn crashed_coordinator_is_named() {
-        for ending in [KILLED, ProcessExit::Code(101), ProcessExit::Code(3)] {
-            let (commands, run_exit) = run_events([SupervisorEvent::Ended(COORDINATOR, ending)]);
+        for exit in [KILLED, ProcessExit::Code(101), ProcessExit::Code(3)] {
+            let (commands, run_exit) = run_events([SupervisorEvent::Ended(COORDINATOR, exit)]);
             assert_eq!(commands, [SupervisorCommand::KillAll, SupervisorCommand::NoDeadline]);
-            assert_eq!(run_exit, RunExit { exit: Exit::Failed, failed_process: Some((COORDINATOR, ending)) });
+            assert_eq!(run_exit, RunExit { exit: Exit::Failed, failed_process: Some((COORDINATOR, exit)) });
         }
     }
 

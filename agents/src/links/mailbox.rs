@@ -60,17 +60,17 @@ impl LinkEventQueue {
                 already wait for theirs");
             return;
         }
-        let kept = self.early.entry(link).or_default();
-        match kept.first().map(|first| event.key.epoch.cmp(&first.key.epoch)) {
+        let events = self.early.entry(link).or_default();
+        match events.first().map(|first| event.key.epoch.cmp(&first.key.epoch)) {
             Some(std::cmp::Ordering::Less) => return,
-            Some(std::cmp::Ordering::Greater) => kept.clear(),
+            Some(std::cmp::Ordering::Greater) => events.clear(),
             Some(std::cmp::Ordering::Equal) | None => {}
         }
         if matches!(event.kind, LinkEventKind::Grant(_)) {
-            kept.retain(|kept| !matches!(kept.kind, LinkEventKind::Grant(_)));
+            events.retain(|events| !matches!(events.kind, LinkEventKind::Grant(_)));
         }
-        if kept.len() < MAX_EARLY_EVENTS_PER_LINK {
-            kept.push(event);
+        if events.len() < MAX_EARLY_EVENTS_PER_LINK {
+            events.push(event);
         }
     }
 

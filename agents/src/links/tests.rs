@@ -44,13 +44,13 @@ async fn read(packets: impl IntoIterator<Item = Packet>, granted: u64) -> Vec<Li
     tokio::spawn(receive_frames(key(0, 1), grants, PacketReader::new(body), settings.clone()));
     packets.into_iter().for_each(|packet| peer.send(packet));
     let mut happened = Vec::new();
-    while let Some(LinkEvent { kind: what, .. }) = mailbox.next().await {
-        if let LinkEventKind::Open(end) = &what {
+    while let Some(LinkEvent { kind, .. }) = mailbox.next().await {
+        if let LinkEventKind::Open(end) = &kind {
             end.grant(granted);
             settings.job.send_replace(Some(JOB));
         }
-        let broken = matches!(what, LinkEventKind::Broken(_));
-        happened.push(what);
+        let broken = matches!(kind, LinkEventKind::Broken(_));
+        happened.push(kind);
         if broken {
             break;
         }
@@ -66,7 +66,7 @@ fn reason(happened: &[LinkEventKind]) -> &str {
 #[tokio::test]
 async fn frames_without_credit_end_the_link() {
     let happened = read((0..1000).map(|slot| frame(slot, 1)), 2).await;
-    let frames = happened.iter().filter(|what| matches!(what, LinkEventKind::Frame(_))).count();
+    let frames = happened.iter().filter(|kind| matches!(kind, LinkEventKind::Frame(_))).count();
     assert_eq!(frames, 2);
     assert!(reason(&happened).contains("beyond the credits"), "{}", reason(&happened));
     let happened = read(std::iter::repeat_with(|| frame(0, 1)).take(1000), 2).await;
@@ -77,7 +77,8 @@ async fn frames_without_credit_end_the_link() {
 
 #[tokio::test]
 async fn grants_beyond_window_or_not_increasing_end_the_link() {
-    for (grants, why) in [(vec![3, 4], "a window of 3"), (vec![2, 2], "after one of 2"), (vec![3, 1], "after one of 3")]
+    for (grants, message) in
+        [(vec![3, 4], "a window of 3"), (vec![2, 2], "after one of 2"), (vec![3, 1], "after one of 3")]
     {
         let (mut mailbox, events) = LinkEventQueue::new();
         mailbox.set_epoch(epoch(1));
@@ -89,7 +90,7 @@ async fn grants_beyond_window_or_not_increasing_end_the_link() {
         while !matches!(happened.last(), Some(LinkEventKind::Broken(_))) {
             happened.push(mailbox.next().await.unwrap().kind);
         }
-        assert!(reason(&happened).contains(why), "{}", reason(&happened));
+        assert!(reason(&happened).contains(message), "{}", reason(&happened));
     }
 }
 

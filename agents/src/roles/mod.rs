@@ -95,7 +95,7 @@ pub fn run(args: RoleArgs) -> Exit {
                     runtime.shutdown_background();
                     eprintln!("{failure}");
                 }
-                // The failure of a peer tells the user of a local run nothing; the failed process prints the cause.
+                // The failure of a peer is a consequence; the failed process prints the cause.
                 ErrorOrigin::Peer if by_launcher => {}
                 ErrorOrigin::Local(_) | ErrorOrigin::Peer => print_failure(&format!("error: {agent}: {failure}")),
             }
@@ -120,8 +120,8 @@ async fn start(args: RoleArgs) -> Result<Exit, AgentError> {
         None => String::new(),
     };
     if role == Role::Coordinator {
-        let equipment = coordinator::CoordinatorContext { name, metrics, ready, metrics_address, terminate };
-        return coordinator::run(args, equipment).await;
+        let context = coordinator::CoordinatorContext { name, metrics, ready, metrics_address, terminate };
+        return coordinator::run(args, context).await;
     }
     // In a local run the user receives an agent's log lines from the coordinator, and its last error from `run`.
     let by_launcher = args.by_launcher;

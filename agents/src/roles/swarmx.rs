@@ -129,14 +129,14 @@ impl SwarmDriver {
         self.context.ready.set(false);
         self.node = None;
         let placement = Arc::new(configure.placement.clone());
-        let Some(place) = placement.swarm.iter().position(|node| node.id == me.index) else { return };
-        let (parents, children) = neighbours(&placement, place);
+        let Some(node_index) = placement.swarm.iter().position(|node| node.id == me.index) else { return };
+        let (parents, children) = neighbours(&placement, node_index);
         for &parent in &parents {
             let address = configure.addresses.get(&parent).cloned().unwrap_or_default();
             dial(me, parent, address, epoch, self.settings.clone());
         }
         self.node = Some(SwarmEpoch {
-            machine: SwarmX::new(job.plan.clone(), placement, place, epoch, job.window()),
+            machine: SwarmX::new(job.plan.clone(), placement, node_index, epoch, job.window()),
             ends: LinkSenders::new(parents.iter().chain(&children).copied()),
             parents,
             children,
@@ -201,15 +201,15 @@ impl SwarmEpoch {
 }
 
 /// Returns the parents and the children of a node, in the order of the state machine.
-fn neighbours(placement: &Placement, place: usize) -> (Vec<AgentId>, Vec<AgentId>) {
-    let swarm = |place: usize| AgentId::new(Role::SwarmX, placement.swarm[place].id);
-    let parents = match placement.swarm[place].parent {
-        Some(parent) => vec![swarm(parent)],
+fn neighbours(placement: &Placement, index: usize) -> (Vec<AgentId>, Vec<AgentId>) {
+    let swarm_agent = |index: usize| AgentId::new(Role::SwarmX, placement.swarm[index].id);
+    let parents = match placement.swarm[index].parent {
+        Some(parent) => vec![swarm_agent(parent)],
         None => (0..placement.shards).map(|shard| AgentId::new(Role::MemoryX, shard)).collect(),
     };
     let child = |child: &SwarmChild| match *child {
-        SwarmChild::System(place) => AgentId::new(Role::Cs2, placement.systems[place].id),
-        SwarmChild::Swarm(place) => swarm(place),
+        SwarmChild::System(index) => AgentId::new(Role::Cs2, placement.systems[index].id),
+        SwarmChild::Swarm(index) => swarm_agent(index),
     };
-    (parents, placement.swarm[place].children.iter().map(child).collect())
+    (parents, placement.swarm[index].children.iter().map(child).collect())
 }

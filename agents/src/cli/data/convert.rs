@@ -20,8 +20,8 @@ const FILE_BYTES: u64 = 64 << 20;
 const TOKEN_BYTES: u64 = 12;
 
 /// Writes files `output_chunk_N.h5` to `out`, which must not exist or be empty. Samples keep the order of the data.
-pub fn run(of: &DataArgs, out: &Path, samples_per_file: Option<u64>) -> Result<Exit, CliError> {
-    let (job, mut input) = super::job_input(of)?;
+pub fn run(args: &DataArgs, out: &Path, samples_per_file: Option<u64>) -> Result<Exit, CliError> {
+    let (job, mut input) = super::job_input(args)?;
     let is_decoder = job.model.encoder.is_none() && job.model.seq2seq.is_none() && job.model.image.is_none();
     if !is_decoder
         || job.model.decoder.is_packed

@@ -19,8 +19,8 @@ const SHOWN_VALUES: usize = 16;
 const SHOWN_CHARACTERS: usize = 240;
 
 /// Prints the input, and its first `samples` samples in the order of training.
-pub fn print(of: &DataArgs, samples: u64) -> Result<Exit, CliError> {
-    let (job, input, dataset) = super::open(of)?;
+pub fn print(args: &DataArgs, samples: u64) -> Result<Exit, CliError> {
+    let (job, input, dataset) = super::open(args)?;
     let tokenizer = text_tokenizer(&job, &input)?;
     print_line(summary(&job, &input, &dataset)?.trim_end());
     for number in 0..samples.min(dataset.windows()) {
@@ -59,27 +59,27 @@ fn summary(job: &JobSpec, input: &InputSpec, dataset: &Dataset) -> Result<String
 fn array_line(input: &SampleInput, bytes: &[u8]) -> String {
     let (values, _) = bytes.as_chunks::<4>();
     let element_type = if input.element_type == ElementType::F32 { "f32" } else { "i32" };
-    let shown = values.iter().take(SHOWN_VALUES).map(|value| match input.element_type {
+    let text = values.iter().take(SHOWN_VALUES).map(|value| match input.element_type {
         ElementType::F32 => format!("{:.3}", f32::from_le_bytes(*value)),
         ElementType::I32 => i32::from_le_bytes(*value).to_string(),
     });
-    let shown = shown.collect::<Vec<_>>().join(" ");
+    let text = text.collect::<Vec<_>>().join(" ");
     let more = if values.len() > SHOWN_VALUES { " ..." } else { "" };
-    let counting = values.iter().filter(|value| i32::from_le_bytes(**value) >= 0).count();
-    let counting = match input.name.as_str() {
-        "labels" if input.element_type == ElementType::I32 => format!("{counting} of {} count: ", values.len()),
+    let counted = values.iter().filter(|value| i32::from_le_bytes(**value) >= 0).count();
+    let counted = match input.name.as_str() {
+        "labels" if input.element_type == ElementType::I32 => format!("{counted} of {} count: ", values.len()),
         _ => String::new(),
     };
-    format!("  {:<24}{element_type} {:?}  {counting}{shown}{more}", input.name, input.shape)
+    format!("  {:<24}{element_type} {:?}  {counted}{text}{more}", input.name, input.shape)
 }
 
 /// Returns the first characters of the text of a sample.
 fn text_of(tokenizer: &Tokenizer, inputs: &[SampleInput], arrays: &[Vec<u8>]) -> Option<String> {
-    let at = inputs.iter().position(|input| input.name == "input_ids")?;
-    let (values, _) = arrays.get(at)?.as_chunks::<4>();
+    let position = inputs.iter().position(|input| input.name == "input_ids")?;
+    let (values, _) = arrays.get(position)?.as_chunks::<4>();
     let tokens: Vec<u32> = values.iter().filter_map(|value| u32::try_from(i32::from_le_bytes(*value)).ok()).collect();
     let text = tokenizer.decode(&tokens);
-    let shown: String = text.chars().take(SHOWN_CHARACTERS).collect();
+    let excerpt: String = text.chars().take(SHOWN_CHARACTERS).collect();
     let more = if text.chars().nth(SHOWN_CHARACTERS).is_some() { " ..." } else { "" };
-    Some(format!("{shown:?}{more}"))
+    Some(format!("{excerpt:?}{more}"))
 }

@@ -17,17 +17,17 @@ use crate::launch::Exit;
 /// Executes a command.
 pub fn run(command: &DataCommand) -> Result<Exit, CliError> {
     match command {
-        DataCommand::Inspect { samples, of } => inspect::print(of, *samples),
-        DataCommand::Verify { of } => verify::run(of),
-        DataCommand::Convert { out, samples_per_file, of } => convert::run(of, out, *samples_per_file),
+        DataCommand::Inspect { samples, data } => inspect::print(data, *samples),
+        DataCommand::Verify { data } => verify::run(data),
+        DataCommand::Convert { out, samples_per_file, data } => convert::run(data, out, *samples_per_file),
     }
 }
 
 /// Returns the job of the params, and a copy of the input that the arguments name.
-fn job_input(of: &DataArgs) -> Result<(JobSpec, InputSpec), CliError> {
-    let (_, params) = read_params(&of.params)?;
-    let job = resolve_params(&of.params, &of.overrides(), &params)?.job;
-    let input = match of.input.as_str() {
+fn job_input(args: &DataArgs) -> Result<(JobSpec, InputSpec), CliError> {
+    let (_, params) = read_params(&args.params)?;
+    let job = resolve_params(&args.params, &args.overrides(), &params)?.job;
+    let input = match args.input.as_str() {
         "eval" => job.eval_input.clone().ok_or_else(|| {
             CliError::bad_input("the params have no eval_input").hint("leave --input out to read train_input")
         })?,
@@ -37,8 +37,8 @@ fn job_input(of: &DataArgs) -> Result<(JobSpec, InputSpec), CliError> {
 }
 
 /// Opens the input that the arguments name.
-fn open(of: &DataArgs) -> Result<(JobSpec, InputSpec, Dataset), CliError> {
-    let (job, input) = job_input(of)?;
+fn open(args: &DataArgs) -> Result<(JobSpec, InputSpec, Dataset), CliError> {
+    let (job, input) = job_input(args)?;
     let dataset = open_dataset(&job, &input)?;
     Ok((job, input, dataset))
 }

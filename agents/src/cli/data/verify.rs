@@ -12,8 +12,8 @@ use crate::launch::Exit;
 
 /// Reads the samples, and prints how many labels count. The first sample that can't be used is an error with exit code
 /// 1, which names its file and number.
-pub fn run(of: &DataArgs) -> Result<Exit, CliError> {
-    let (_, _, dataset) = super::open(of)?;
+pub fn run(args: &DataArgs) -> Result<Exit, CliError> {
+    let (_, _, dataset) = super::open(args)?;
     let samples = dataset.windows();
     let style = ProgressStyle::with_template("Reading {wide_bar} {human_pos}/{human_len} samples {eta}");
     let bar = ProgressBar::new(samples).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));

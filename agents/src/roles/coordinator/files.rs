@@ -197,8 +197,8 @@ impl RunFiles {
         self.point(EvalMetrics { step, loss, tokens, seconds, rate: rates.global_rate, metrics: by_name }.into());
         // TensorBoard would show the point of an earlier run and this one, at the same place.
         let key = (step, tokens, loss.to_bits());
-        let again = self.points.as_ref().is_some_and(|points| points.evaluations.contains(&key));
-        if !again {
+        let is_repeated = self.points.as_ref().is_some_and(|points| points.evaluations.contains(&key));
+        if !is_repeated {
             let values: Vec<_> = std::iter::once((tags::EVAL_LOSS, loss)).chain(metrics).collect();
             self.scalars(step, &values);
         }
@@ -213,8 +213,8 @@ impl RunFiles {
     fn point(&mut self, point: MetricPoint) {
         // Points come only with iterations, and iterations only after `begin`.
         if let Some(points) = &mut self.points {
-            let again = matches!(point, MetricPoint::Train(_)) && point.step() <= points.newest;
-            if !again {
+            let is_repeated = matches!(point, MetricPoint::Train(_)) && point.step() <= points.newest;
+            if !is_repeated {
                 let result = points.metrics.append(&point);
                 self.note(result);
             }
@@ -352,8 +352,8 @@ mod tests {
         let steps: Vec<u64> = metrics_log::read(dir.path()).unwrap().iter().map(MetricPoint::step).collect();
         assert_eq!(steps, [1, 2, 3, 4]);
         // A coordinator without a checkpoint begins at step 0 and reports the repeated steps.
-        let mut again = RunFiles::open(&launch, 4, TerminationReport::default()).unwrap();
-        let resumed = again.begin(0, &ResumeHistory::default()).unwrap();
+        let mut reopened = RunFiles::open(&launch, 4, TerminationReport::default()).unwrap();
+        let resumed = reopened.begin(0, &ResumeHistory::default()).unwrap();
         assert_eq!(resumed, Some(ResumePoint { step: 0, repeated_steps: 4 }));
     }
 
@@ -404,7 +404,7 @@ mod tests {
                 let stderr = String::from_utf8_lossy(&output.stderr);
                 assert!(output.status.success() && stdout.contains("1 passed"), "{stdout}\n{stderr}");
             }
-            refused => println!("SKIPPED full_disk_at_the_beginning_names_file_and_remedy: can't mount: {refused:?}"),
+            other => println!("SKIPPED full_disk_at_the_beginning_names_file_and_remedy: can't mount: {other:?}"),
         }
     }
 
@@ -416,8 +416,8 @@ mod tests {
         launch.model_dir = dir.clone();
         std::fs::write(dir.join("metrics.jsonl"), "{\"step\":1,\"loss\":2}\n{\"step\":2,\"loss\":1}\n").unwrap();
         let mut files = RunFiles::open(&launch, 1, TerminationReport::default()).unwrap();
-        let mut ballast = std::fs::File::create(dir.join("ballast")).unwrap();
-        while std::io::Write::write_all(&mut ballast, &[1; 512]).is_ok() {}
+        let mut filler = std::fs::File::create(dir.join("ballast")).unwrap();
+        while std::io::Write::write_all(&mut filler, &[1; 512]).is_ok() {}
         let after = |step| ResumeHistory { shared: step, ..ResumeHistory::default() };
         // A run that continues after step 1 replaces metrics.jsonl without step 2; every run creates an event file.
         for (step, file) in [(1, "metrics.jsonl"), (2, "events.out.tfevents.")] {
@@ -428,7 +428,7 @@ mod tests {
             assert!(error.hint.as_ref().unwrap().contains("free some space"), "{error}");
         }
         assert_eq!(metrics_log::read(&dir).unwrap().len(), 2);
-        ballast.set_len(0).unwrap();
+        filler.set_len(0).unwrap();
         files.begin(2, &after(2)).unwrap();
     }
 }

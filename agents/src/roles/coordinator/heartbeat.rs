@@ -20,7 +20,7 @@ pub enum RunActivity {
         /// Number of committed steps.
         step: u64,
         /// The last step of the run.
-        of: u64,
+        total: u64,
     },
     /// Computes the batch after `batches`.
     Evaluating {
@@ -36,17 +36,17 @@ pub enum RunActivity {
 }
 
 impl RunActivity {
-    /// Returns the activity after the commit of `step` in a run that ends with step `of`.
-    pub const fn after_step(step: u64, of: u64, is_stopping: bool) -> Self {
-        if is_stopping || step >= of { Self::Saving { step } } else { Self::Training { step, of } }
+    /// Returns the activity after the commit of `step` in a run that ends with step `total`.
+    pub const fn after_step(step: u64, total: u64, is_stopping: bool) -> Self {
+        if is_stopping || step >= total { Self::Saving { step } } else { Self::Training { step, total } }
     }
 }
 
 /// Decides when a progress line is due, and formats it.
 #[derive(Debug)]
 pub struct ProgressHeartbeat {
-    doing: RunActivity,
-    /// When the run began `doing`.
+    activity: RunActivity,
+    /// When the run began `activity`.
     since: Instant,
     /// When the user last received output.
     last_message_at: Instant,
@@ -60,17 +60,18 @@ impl ProgressHeartbeat {
     /// Creates the heartbeat of a run that waits for its agents from `now` on. `estimate` is the estimated seconds of a
     /// step on this host, if known.
     pub fn new(now: Instant, estimate: Option<f64>) -> Self {
-        Self { doing: RunActivity::Gathering, since: now, last_message_at: now, estimate, last_step: None }
+        Self { activity: RunActivity::Gathering, since: now, last_message_at: now, estimate, last_step: None }
     }
 
     /// Records that the run begins another activity, or the next part of the same one.
-    pub fn set_activity(&mut self, doing: RunActivity, now: Instant) {
-        if let (RunActivity::Training { step: before, .. }, RunActivity::Training { step, .. }) = (self.doing, doing)
+    pub fn set_activity(&mut self, activity: RunActivity, now: Instant) {
+        if let (RunActivity::Training { step: before, .. }, RunActivity::Training { step, .. }) =
+            (self.activity, activity)
             && step == before + 1
         {
             self.last_step = Some(now.duration_since(self.since).as_secs_f64());
         }
-        (self.doing, self.since, self.last_message_at) = (doing, now, now);
+        (self.activity, self.since, self.last_message_at) = (activity, now, now);
     }
 
     /// Returns when a line is due, unless there is other output before.
@@ -85,13 +86,13 @@ impl ProgressHeartbeat {
         }
         self.last_message_at = now;
         let elapsed = format_duration(now.duration_since(self.since));
-        Some(match self.doing {
+        Some(match self.activity {
             RunActivity::Gathering => format!("Still waiting for agents: {elapsed} so far."),
             RunActivity::Loading => {
                 format!("Still loading parameters into MemoryX and connecting agents: {elapsed} so far.")
             }
-            RunActivity::Training { step, of } => {
-                format!("Still computing step {} of {of}: {elapsed} so far{}.", step + 1, self.expected())
+            RunActivity::Training { step, total } => {
+                format!("Still computing step {} of {total}: {elapsed} so far{}.", step + 1, self.expected())
             }
             RunActivity::Evaluating { batches } => format!("Still evaluating batch {}: {elapsed} so far.", batches + 1),
             RunActivity::Saving { step } => format!("Still saving the checkpoint of step {step}: {elapsed} so far."),
@@ -122,13 +123,13 @@ mod tests {
         assert_eq!(heartbeat.next_message(at(29)), None);
         assert_eq!(heartbeat.next_message(at(30)).unwrap(), "Still waiting for agents: 0:00:30 so far.");
         assert_eq!((heartbeat.next_message(at(31)), heartbeat.due()), (None, at(60)));
-        heartbeat.set_activity(RunActivity::Training { step: 0, of: 20 }, at(40));
+        heartbeat.set_activity(RunActivity::Training { step: 0, total: 20 }, at(40));
         assert_eq!(heartbeat.due(), at(70), "there was news");
         assert_eq!(
             heartbeat.next_message(at(100)).unwrap(),
             "Still computing step 1 of 20: 0:01:00 so far; about 14 min a step are estimated for this host."
         );
-        heartbeat.set_activity(RunActivity::Training { step: 1, of: 20 }, at(940));
+        heartbeat.set_activity(RunActivity::Training { step: 1, total: 20 }, at(940));
         assert_eq!(
             heartbeat.next_message(at(970)).unwrap(),
             "Still computing step 2 of 20: 0:00:30 so far; the step before it took 15 min."
@@ -139,12 +140,12 @@ mod tests {
 
     #[test]
     fn no_step_is_computed_after_the_last_one_or_a_stop() {
-        assert_eq!(RunActivity::after_step(19, 20, false), RunActivity::Training { step: 19, of: 20 });
+        assert_eq!(RunActivity::after_step(19, 20, false), RunActivity::Training { step: 19, total: 20 });
         let start = Instant::now();
         let mut heartbeat = ProgressHeartbeat::new(start, None);
         for (step, is_stopping) in [(20, false), (7, true)] {
-            let doing = RunActivity::after_step(step, 20, is_stopping);
-            heartbeat.set_activity(doing, start);
+            let activity = RunActivity::after_step(step, 20, is_stopping);
+            heartbeat.set_activity(activity, start);
             let message = heartbeat.next_message(start + HEARTBEAT_INTERVAL).unwrap();
             assert_eq!(message, format!("Still saving the checkpoint of step {step}: 0:00:30 so far."));
         }

@@ -77,14 +77,14 @@ pub struct CoordinatorContext {
 }
 
 /// Runs the job to its end.
-pub async fn run(args: RoleArgs, equipment: CoordinatorContext) -> Result<Exit, AgentError> {
-    let CoordinatorContext { name, metrics, ready, metrics_address, mut terminate } = equipment;
+pub async fn run(args: RoleArgs, context: CoordinatorContext) -> Result<Exit, AgentError> {
+    let CoordinatorContext { name, metrics, ready, metrics_address, mut terminate } = context;
     let launch = args.launch.ok_or_else(|| AgentError::bad_input("a coordinator needs its launch document"))?;
     let member = args.member;
     check_attempt(&launch, member.attempt())?;
     let console = Console::new();
-    let speaker = console.clone();
-    let logger = Logger::new(name, args.level, args.log_format, move |line| speaker.log(line));
+    let log_console = console.clone();
+    let logger = Logger::new(name, args.level, args.log_format, move |line| log_console.log(line));
     let _traces = millrace_traces::install(TRACE_SERVICE_NAME, logger.layer()).map_err(AgentError::local)?;
 
     let control = http::listen(&args.listen).await?;
@@ -220,13 +220,13 @@ async fn prepare(
     }
     let eval_batches = eval_batches(&launch, &inputs)?;
     let entity_classes = inputs.eval.as_ref().and_then(Dataset::entity_classes);
-    let named = resume::named_start(&launch, &compiled)?;
+    let start = resume::named_start(&launch, &compiled)?;
 
     let lock = Arc::new(lock_model_dir(&launch).await?);
     for removed in millrace_checkpoint::clean_up(&lock).map_err(checkpoint_failure)? {
         tracing::info!("cleaned up after an earlier run: {removed}");
     }
-    let mut remaining_checkpoints = resume::choose_checkpoint(&launch, &compiled, named, &lock)?;
+    let mut remaining_checkpoints = resume::choose_checkpoint(&launch, &compiled, start, &lock)?;
     // There is always one: a checkpoint or the initial values.
     let mut start_point = remaining_checkpoints
         .pop_front()
@@ -267,7 +267,7 @@ async fn lock_model_dir(launch: &LaunchDocument) -> Result<ModelDirLock, AgentEr
             tracing::info!("waiting for {owner} to release model_dir");
             Ok(None)
         }
-        taken => taken.map(Some).map_err(|error| checkpoint_failure(error.into())),
+        result => result.map(Some).map_err(|error| checkpoint_failure(error.into())),
     };
     loop {
         match retry_while_disk_is_full(acquire).await? {

@@ -118,12 +118,14 @@ impl ModelMetrics {
     fn means(&self, mode: &str, all_sums: &[f64], samples: u64) -> Vec<(String, f64)> {
         let mut means = Vec::new();
         for (name, MetricSums { sums, weight }) in &self.metrics {
-            let weight = weight.map_or(samples as f64, |at| all_sums.get(at).copied().unwrap_or_default());
+            let weight = weight.map_or(samples as f64, |index| all_sums.get(index).copied().unwrap_or_default());
             let sums = all_sums.get(sums.clone()).unwrap_or_default();
             let of_elements = sums.iter().map(|sum| sum / weight).take(MAX_REPORTED_ELEMENTS);
             match sums.len() {
                 1 => means.extend(of_elements.map(|mean| (format!("{mode}/{name}"), mean))),
-                _ => means.extend(of_elements.enumerate().map(|(at, mean)| (format!("{mode}/{name}.{at}"), mean))),
+                _ => {
+                    means.extend(of_elements.enumerate().map(|(index, mean)| (format!("{mode}/{name}.{index}"), mean)))
+                }
             }
         }
         means

@@ -48,7 +48,7 @@ pub struct Reporter {
     heartbeat: ProgressHeartbeat,
     /// Whether the run was requested to stop.
     is_stopping: bool,
-    /// Whether agents have been told to leave, at the end of the run.
+    /// Whether agents have been instructed to leave, at the end of the run.
     are_agents_leaving: bool,
 }
 
@@ -176,8 +176,8 @@ impl Reporter {
 
     /// Restarts the heartbeat for what follows the current step.
     fn training(&mut self) {
-        let doing = RunActivity::after_step(self.state.step, self.job.run.max_steps, self.is_stopping);
-        self.heartbeat.set_activity(doing, Instant::now());
+        let activity = RunActivity::after_step(self.state.step, self.job.run.max_steps, self.is_stopping);
+        self.heartbeat.set_activity(activity, Instant::now());
     }
 
     /// Reports that the run was requested to stop after all agents had joined.
@@ -344,8 +344,8 @@ impl Reporter {
         self.console.line(avg_eval_loss(global_step, loss));
         let metrics = self.model_metrics.of_evaluation(evaluation);
         if !metrics.is_empty() {
-            let named: Vec<String> = metrics.iter().map(|(name, value)| format!("{name} = {value:.5}")).collect();
-            self.console.line(format!("Evaluation metrics: {}", named.join(", ")));
+            let lines: Vec<String> = metrics.iter().map(|(name, value)| format!("{name} = {value:.5}")).collect();
+            self.console.line(format!("Evaluation metrics: {}", lines.join(", ")));
         }
         self.gauges.eval_loss.set(loss.into());
         let pause = now.duration_since(began);
@@ -374,16 +374,16 @@ impl Reporter {
 
     /// Reports the outcome of the run after `step` updates; returns the exit of the process. `digest` is that of the
     /// saved parameters of this step, if they were saved.
-    pub fn finish(mut self, ending: RunEnd, step: u64, digest: Option<String>) -> Exit {
+    pub fn finish(mut self, end: RunEnd, step: u64, digest: Option<String>) -> Exit {
         self.console.end();
-        let RunEnd { reason, message, agent } = ending;
+        let RunEnd { reason, message, agent } = end;
         let exit = Exit::from(reason);
         let failed_agent = agent.map(|agent| agent.to_string());
         if matches!(reason, OutcomeReason::Succeeded | OutcomeReason::Interrupted) {
             self.console.line(&message);
         } else {
-            let culprit = failed_agent.as_ref().map_or_else(String::new, |agent| format!("{agent}: "));
-            self.console.log(&format!("error: {culprit}{message}"));
+            let prefix = failed_agent.as_ref().map_or_else(String::new, |agent| format!("{agent}: "));
+            self.console.log(&format!("error: {prefix}{message}"));
         }
         self.print_summary();
         self.files.outcome(&journal::AttemptOutcome {

@@ -106,14 +106,14 @@ fn complete_checkpoints(launch: &LaunchDocument, report: &mut Vec<String>) -> Re
     let directory = launch.resume.checkpoint_path.as_deref().unwrap_or(&launch.model_dir);
     let listing = list(directory).map_err(checkpoint_failure)?;
     report.extend(listing.damaged.iter().map(|broken| skipped_message(&broken.path, &broken.reason)));
-    let mut whole = Vec::new();
+    let mut complete = Vec::new();
     for info in listing.complete {
         match Checkpoint::open_verified(&info.path) {
-            Ok(checkpoint) => whole.push(checkpoint),
+            Ok(checkpoint) => complete.push(checkpoint),
             Err(error) => report.push(skipped_message(&info.path, &error)),
         }
     }
-    Ok(whole)
+    Ok(complete)
 }
 
 fn skipped_message(path: &Path, reason: impl std::fmt::Display) -> String {
@@ -168,8 +168,8 @@ fn start_from_checkpoint(
     let contents = if optimizer { "parameters, optimizer state" } else { "parameters" };
     report.push(format!("Loaded {contents} of step {} from {}.", checkpoint.step(), path.display()));
     report.extend(changes(&compiled.job, checkpoint.job()));
-    let here = path.parent().and_then(|parent| parent.canonicalize().ok());
-    let is_own = step == checkpoint.step() && here == launch.model_dir.canonicalize().ok();
+    let directory = path.parent().and_then(|parent| parent.canonicalize().ok());
+    let is_own = step == checkpoint.step() && directory == launch.model_dir.canonicalize().ok();
     let digest = || checkpoint.info().parameters_blake3.to_string();
     let saved = is_own.then(|| PublishedCheckpoint { path: path.to_owned(), step, digest: digest() });
     Ok(StartPoint {
@@ -192,14 +192,14 @@ fn profile_of(checkpoint: &Checkpoint, job: &JobSpec, step: u64) -> String {
         // Written by 0.1.0, which did not record the size of chunks; the layout has the chunks.
         profile.chunk_elements = largest_chunk(checkpoint.layout().chunks());
     }
-    let now: serde_json::Value = serde_json::from_str(&job.to_json()).unwrap_or_default();
-    let before: serde_json::Value = serde_json::from_str(checkpoint.job()).unwrap_or_default();
-    let same = |path: &str| now.pointer(path) == before.pointer(path);
-    if !same("/model") {
+    let current: serde_json::Value = serde_json::from_str(&job.to_json()).unwrap_or_default();
+    let recorded: serde_json::Value = serde_json::from_str(checkpoint.job()).unwrap_or_default();
+    let is_unchanged = |path: &str| current.pointer(path) == recorded.pointer(path);
+    if !is_unchanged("/model") {
         profile.chunk_elements = None;
     }
-    let input = serde_json::from_value::<InputSpec>(before["train_input"].clone()).ok();
-    let input = input.filter(|_| same("/model"));
+    let input = serde_json::from_value::<InputSpec>(recorded["train_input"].clone()).ok();
+    let input = input.filter(|_| is_unchanged("/model"));
     profile.leaf_samples = leaf_samples_to_keep(profile.leaf_samples, input.as_ref(), &job.train_input, step);
     serde_json::to_string(&profile).unwrap_or_else(|_| text.to_owned())
 }
@@ -225,16 +225,17 @@ fn leaf_samples_to_keep(recorded: Option<u32>, then: Option<&InputSpec>, now: &I
 pub fn recompile_with_checkpoint_cuts(
     launch: &LaunchDocument,
     compiled: CompiledJob,
-    beginning: &mut StartPoint,
+    start_point: &mut StartPoint,
 ) -> Result<CompiledJob, AgentError> {
-    let before = beginning.profile.as_deref().and_then(|before| serde_json::from_str::<NumericsProfile>(before).ok());
-    let Some(before) = before.filter(|_| launch.mode.trains() && !launch.resume.accept_other_profile) else {
+    let recorded =
+        start_point.profile.as_deref().and_then(|recorded| serde_json::from_str::<NumericsProfile>(recorded).ok());
+    let Some(recorded) = recorded.filter(|_| launch.mode.trains() && !launch.resume.accept_other_profile) else {
         return Ok(compiled);
     };
-    let (kept, sentence) = with_cuts_of(&before, compiled)?;
-    check_systems(&kept, launch.agent_counts.systems)?;
-    beginning.report.extend(sentence);
-    Ok(kept)
+    let (recompiled, sentence) = with_cuts_of(&recorded, compiled)?;
+    check_systems(&recompiled, launch.agent_counts.systems)?;
+    start_point.report.extend(sentence);
+    Ok(recompiled)
 }
 
 /// Rejects more systems than the batch has leaves. The leaves may be those of the checkpoint instead of those of the
@@ -309,18 +310,18 @@ fn changes(job: &JobSpec, before: &str) -> Vec<String> {
     changes
 }
 
-fn compare(key: &str, before: &serde_json::Value, now: &serde_json::Value, changes: &mut Vec<String>) {
+fn compare(key: &str, recorded: &serde_json::Value, current: &serde_json::Value, changes: &mut Vec<String>) {
     use serde_json::Value::{Null, Object};
-    match (before, now) {
-        (Object(before), Object(after)) => {
-            let keys = before.keys().chain(after.keys().filter(|key| !before.contains_key(*key)));
+    match (recorded, current) {
+        (Object(recorded), Object(current_map)) => {
+            let keys = recorded.keys().chain(current_map.keys().filter(|key| !recorded.contains_key(*key)));
             for inner in keys {
-                let of = |map: &serde_json::Map<String, _>| map.get(inner).cloned().unwrap_or(Null);
-                compare(&format!("{key}.{inner}"), &of(before), &of(after), changes);
+                let value_of = |map: &serde_json::Map<String, _>| map.get(inner).cloned().unwrap_or(Null);
+                compare(&format!("{key}.{inner}"), &value_of(recorded), &value_of(current_map), changes);
             }
         }
-        (before, now) if before != now => {
-            changes.push(format!("Changed since that checkpoint: {key} was {before}, is {now}."))
+        (recorded, current) if recorded != current => {
+            changes.push(format!("Changed since that checkpoint: {key} was {recorded}, is {current}."))
         }
         _ => {}
     }
@@ -380,16 +381,17 @@ mod tests {
         assert!(!small.profile.agrees_with(&large.profile), "both appliances give the same cuts");
         assert!(small.profile.leaf_samples < large.profile.leaf_samples);
         let (hash, profile) = (small.hash, small.profile);
-        let (kept, message) = with_cuts_of(&small.profile, large).unwrap();
-        assert_eq!((kept.profile, kept.plan.leaves), (small.profile, small.plan.leaves));
-        assert_eq!(kept.plan.chunks, small.plan.chunks);
+        let (recompiled, message) = with_cuts_of(&small.profile, large).unwrap();
+        assert_eq!((recompiled.profile, recompiled.plan.leaves), (small.profile, small.plan.leaves));
+        assert_eq!(recompiled.plan.chunks, small.plan.chunks);
         assert!(message.is_some());
         // Every agent compiles the same plan from the document that it receives.
-        let received: JobDocument = serde_json::from_str(&serde_json::to_string(&kept.document()).unwrap()).unwrap();
-        assert_eq!(received.compile(Isa::Portable).unwrap().hash, kept.hash);
+        let received: JobDocument =
+            serde_json::from_str(&serde_json::to_string(&recompiled.document()).unwrap()).unwrap();
+        assert_eq!(received.compile(Isa::Portable).unwrap().hash, recompiled.hash);
         // If nothing changed, the job is not compiled again and nothing is reported.
-        let (same, message) = with_cuts_of(&profile, small).unwrap();
-        assert_eq!((same.hash, message), (hash, None));
+        let (unchanged, message) = with_cuts_of(&profile, small).unwrap();
+        assert_eq!((unchanged.hash, message), (hash, None));
     }
 
     #[test]
@@ -421,8 +423,8 @@ mod tests {
         assert_eq!(leaf_samples_to_keep(Some(4), Some(&then), &now, 0), None, "it counts from step 0 again");
         let other_batch = InputSpec { batch_size: 16, ..then.clone() };
         assert_eq!(leaf_samples_to_keep(Some(4), Some(&other_batch), &now, 7), None);
-        let given = InputSpec { is_micro_batch_auto: false, ..now };
-        assert_eq!(leaf_samples_to_keep(Some(4), Some(&then), &given, 7), None, "the user has another wish");
+        let explicit = InputSpec { is_micro_batch_auto: false, ..now };
+        assert_eq!(leaf_samples_to_keep(Some(4), Some(&then), &explicit, 7), None, "the params give another bound");
         assert_eq!(leaf_samples_to_keep(Some(4), Some(&then), &then, 7), Some(4));
     }
 
@@ -432,9 +434,9 @@ mod tests {
         assert_eq!(compiled.plan.leaves.count, 2);
         assert!(check_systems(&compiled, 2).is_ok());
         let one_leaf = NumericsProfile { leaf_samples: Some(8), ..compiled.profile };
-        let (kept, _) = with_cuts_of(&one_leaf, compiled).unwrap();
-        assert_eq!(kept.plan.leaves.count, 1, "larger than the bound of the params");
-        let error = check_systems(&kept, 2).unwrap_err().to_string();
+        let (recompiled, _) = with_cuts_of(&one_leaf, compiled).unwrap();
+        assert_eq!(recompiled.plan.leaves.count, 1, "larger than the bound of the params");
+        let error = check_systems(&recompiled, 2).unwrap_err().to_string();
         assert!(error.contains("1 leaf of 8") && error.contains("--allow_profile_change"), "{error}");
     }
 }

@@ -96,13 +96,13 @@ enum ComputeAction {
 impl ComputeEpoch {
     /// Returns the SwarmX node that sends weights.
     fn parent(&self) -> AgentId {
-        let EpochStart { placement, place, .. } = &*self.start;
-        AgentId::new(Role::SwarmX, placement.swarm[placement.systems[*place].parent].id)
+        let EpochStart { placement, system_index, .. } = &*self.start;
+        AgentId::new(Role::SwarmX, placement.swarm[placement.systems[*system_index].parent].id)
     }
 
     fn server(&self) -> AgentId {
-        let EpochStart { placement, place, .. } = &*self.start;
-        AgentId::new(Role::Activation, placement.systems[*place].activation)
+        let EpochStart { placement, system_index, .. } = &*self.start;
+        AgentId::new(Role::Activation, placement.systems[*system_index].activation)
     }
 
     fn bad_weights(&self, error: impl std::fmt::Display) -> EpochError {
@@ -112,18 +112,19 @@ impl ComputeEpoch {
     /// Returns the next possible action; `None` if samples, weights or credits must arrive first.
     fn next(&mut self) -> Result<Option<ComputeAction>, EpochError> {
         if self.begin.is_none() {
-            let act = self.system.next().map_err(|error| self.bad_weights(error))?;
-            match act {
+            let action = self.system.next().map_err(|error| self.bad_weights(error))?;
+            match action {
                 Some(SystemAction::Begin { iteration, round, leaves }) => {
                     self.begin = Some(RoundStart { iteration, round, leaves })
                 }
-                act => return Ok(act.map(ComputeAction::Act)),
+                action => return Ok(action.map(ComputeAction::Act)),
             }
         }
         let Some(begin) = &self.begin else { return Ok(None) };
-        let wanted =
+        let is_for_round =
             |reply: &proto::SamplesReply| (reply.iteration, reply.round) == (begin.iteration.number, begin.round);
-        let Some(reply) = self.samples.iter().position(wanted).and_then(|at| self.samples.remove(at)) else {
+        let Some(reply) = self.samples.iter().position(is_for_round).and_then(|index| self.samples.remove(index))
+        else {
             return Ok(None);
         };
         Ok(self.begin.take().map(|begin| ComputeAction::Begin(begin, reply)))
@@ -206,9 +207,10 @@ impl ComputeWorker {
     fn handle_input(&self, current: &mut Option<ComputeEpoch>, input: ComputeInput) -> Result<(), AgentError> {
         match (input, current.as_mut()) {
             (ComputeInput::Epoch(start), _) => {
-                let EpochStart { epoch, place, .. } = *start;
+                let EpochStart { epoch, system_index, .. } = *start;
                 let device = self.device(&start)?;
-                let system = System::new(&self.job.plan, start.placement.clone(), place, epoch, self.job.window());
+                let system =
+                    System::new(&self.job.plan, start.placement.clone(), system_index, epoch, self.job.window());
                 start.grants.grant(system.initial_grant());
                 *current = Some(ComputeEpoch {
                     start,
@@ -252,7 +254,7 @@ impl ComputeWorker {
     fn device(&self, start: &EpochStart) -> Result<CpuDevice, AgentError> {
         let simd = Simd::new(self.job.profile.isa).map_err(AgentError::local)?;
         let rounds = start.placement.rounds.iter().chain(&start.placement.eval_rounds);
-        let leaves = rounds.map(|round| round.owned[start.place].len()).max().unwrap_or(0);
+        let leaves = rounds.map(|round| round.owned[start.system_index].len()).max().unwrap_or(0);
         let options = DeviceOptions { seed: self.job.job.run.seed, threads: self.threads, simd, leaves };
         CpuDevice::new(self.job.plan.clone(), options).map_err(AgentError::local)
     }
@@ -271,10 +273,10 @@ impl ComputeWorker {
         while current.requested_rounds < PREFETCH_ROUNDS
             && let Some((iteration, round)) = current.rounds_to_request.pop_front()
         {
-            let EpochStart { epoch, placement, place, samples, .. } = &*current.start;
+            let EpochStart { epoch, placement, system_index, samples, .. } = &*current.start;
             let rounds = if iteration.task.is_training() { &placement.rounds } else { &placement.eval_rounds };
             let (first, of_leaf, evaluation) = self.batch(iteration.task);
-            let leaves = rounds[round].owned[*place].clone();
+            let leaves = rounds[round].owned[*system_index].clone();
             current.requested_rounds += 1;
             // The channel has capacity for all outstanding requests.
             let _ = samples.try_send(proto::SamplesRequest {
@@ -290,11 +292,11 @@ impl ComputeWorker {
     }
 
     fn act(&mut self, current: &mut ComputeEpoch, next: ComputeAction) -> Result<(), EpochError> {
-        let act = match next {
+        let action = match next {
             ComputeAction::Begin(begin, reply) => return self.begin(current, begin, &reply),
-            ComputeAction::Act(act) => act,
+            ComputeAction::Act(action) => action,
         };
-        match act {
+        match action {
             // Begins later, when its samples have arrived.
             SystemAction::Begin { .. } => {}
             SystemAction::Load { at, weights, grant } => {
@@ -361,7 +363,7 @@ impl ComputeWorker {
         let count = leaves.len() as u64 * u64::from(of_leaf);
         let decoded = RoundInputs::decode(&self.job.plan.graph, reply, count)
             .map_err(|error| EpochError::Peer(current.server(), error.to_string()))?;
-        let samples: Vec<_> = (0..leaves.len()).map(|at| decoded.of_leaf(at, leaves.len())).collect();
+        let samples: Vec<_> = (0..leaves.len()).map(|index| decoded.of_leaf(index, leaves.len())).collect();
         let inputs: Vec<LeafInput<'_>> = leaves
             .clone()
             .zip(&samples)

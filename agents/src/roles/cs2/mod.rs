@@ -49,7 +49,7 @@ pub(super) struct EpochStart {
     /// The assignment of work to agents.
     pub placement: Arc<Placement>,
     /// Index of this system in the placement.
-    pub place: usize,
+    pub system_index: usize,
     /// The link end for gradients.
     pub frames: LinkSender,
     /// The link end for grants.
@@ -182,8 +182,8 @@ impl SystemDriver {
         self.context.metrics.set_epoch(epoch.attempt.into(), epoch.number.into());
         tracing::info!(%epoch, "epoch begins");
         let placement = Arc::new(configure.placement.clone());
-        let Some(place) = placement.systems.iter().position(|system| system.id == me.index) else { return };
-        let system = placement.systems[place];
+        let Some(system_index) = placement.systems.iter().position(|system| system.id == me.index) else { return };
+        let system = placement.systems[system_index];
         let address = |agent| configure.addresses.get(&agent).cloned().unwrap_or_default();
         let parent = AgentId::new(Role::SwarmX, placement.swarm[system.parent].id);
         dial(me, parent, address(parent), epoch, self.settings.clone());
@@ -191,11 +191,11 @@ impl SystemDriver {
         let (samples, requests) = mpsc::channel(compute::PREFETCH_ROUNDS);
         if let Some(inputs) = self.inputs.clone() {
             let outbox = self.session.outbox.clone();
-            let (address, most_bytes) = (address(server), most_sample_bytes(&self.session.job.plan));
+            let (address, max_bytes) = (address(server), most_sample_bytes(&self.session.job.plan));
             let member = self.context.args.member.clone();
             let fetching = tokio::spawn(async move {
                 let channel = member.dial_data(&address, server).await;
-                let fetched = async { fetch(channel?, most_bytes, requests, &inputs).await };
+                let fetched = async { fetch(channel?, max_bytes, requests, &inputs).await };
                 if let Err(error) = fetched.await {
                     tracing::info!(peer = %server, %epoch, "link failed: {error}");
                     outbox.send_report(&AgentReport::LinkLost { epoch, peer: Some(server) });
@@ -204,20 +204,20 @@ impl SystemDriver {
             self.fetching = Some(FetchTask(fetching.abort_handle()));
         }
         let nowhere = LinkSender::Grants(packet::packet_channel().0, GrantedSlots::default());
-        let start = EpochStart { epoch, placement, place, frames: nowhere.clone(), grants: nowhere, samples };
+        let start = EpochStart { epoch, placement, system_index, frames: nowhere.clone(), grants: nowhere, samples };
         self.epoch =
             Some(SystemEpoch { epoch, parent, ends: LinkSenders::new([parent]), start: Some(Box::new(start)) });
         self.mailbox.set_epoch(epoch);
     }
 
-    fn link(&mut self, LinkEvent { key, kind: what }: LinkEvent) {
-        let Some(here) = self.epoch.as_mut().filter(|here| here.epoch == key.epoch) else { return };
-        match what {
+    fn link(&mut self, LinkEvent { key, kind }: LinkEvent) {
+        let Some(current) = self.epoch.as_mut().filter(|current| current.epoch == key.epoch) else { return };
+        match kind {
             LinkEventKind::Open(end) => {
-                here.ends.open(key, end);
-                let ends = (here.ends.frames(here.parent), here.ends.grants(here.parent));
+                current.ends.open(key, end);
+                let ends = (current.ends.frames(current.parent), current.ends.grants(current.parent));
                 if let ((Some(frames), Some(grants)), Some(mut start)) =
-                    (ends, here.start.take_if(|_| here.ends.is_complete()))
+                    (ends, current.start.take_if(|_| current.ends.is_complete()))
                 {
                     (start.frames, start.grants) = (frames, grants);
                     self.send_input(ComputeInput::Epoch(start));
@@ -259,22 +259,22 @@ enum FetchError {
 /// error when the compute thread has ended or the server has closed the stream.
 async fn fetch(
     channel: Channel,
-    most_bytes: usize,
+    max_bytes: usize,
     requests: mpsc::Receiver<proto::SamplesRequest>,
     inputs: &blocking::Sender<ComputeInput>,
 ) -> Result<(), FetchError> {
-    let mut client = SamplesClient::new(channel).max_decoding_message_size(most_bytes);
-    let asked = Arc::new(AtomicU64::new(0));
-    let count = asked.clone();
+    let mut client = SamplesClient::new(channel).max_decoding_message_size(max_bytes);
+    let requested = Arc::new(AtomicU64::new(0));
+    let count = requested.clone();
     let requests = ReceiverStream::new(requests).map(move |request| {
         count.fetch_add(1, Ordering::Relaxed);
         request
     });
     let mut replies = client.fetch(requests).await?.into_inner();
-    let mut answered = 0;
+    let mut received = 0;
     while let Some(reply) = replies.message().await? {
-        answered += 1;
-        if answered > asked.load(Ordering::Relaxed) {
+        received += 1;
+        if received > requested.load(Ordering::Relaxed) {
             return Err(FetchError::Unrequested);
         }
         if inputs.send(ComputeInput::Samples(Box::new(reply))).is_err() {

@@ -46,15 +46,15 @@ impl RoundInputs {
         graph.inputs.iter().map(decode).collect::<Result<_, _>>().map(Self)
     }
 
-    /// Returns the inputs of leaf `at` of `leaves`.
-    pub fn of_leaf(&self, at: usize, leaves: usize) -> Vec<InputData<'_>> {
-        fn part<T>(all: &[T], at: usize, leaves: usize) -> &[T] {
-            let width = all.len() / leaves;
-            &all[at * width..][..width]
+    /// Returns the inputs of leaf `index` of `leaves`.
+    pub fn of_leaf(&self, index: usize, leaves: usize) -> Vec<InputData<'_>> {
+        fn part<T>(values: &[T], index: usize, leaves: usize) -> &[T] {
+            let width = values.len() / leaves;
+            &values[index * width..][..width]
         }
         let inputs = self.0.iter().map(|elements| match elements {
-            Elements::F32(all) => InputData::F32(part(all, at, leaves)),
-            Elements::I32(all) => InputData::I32(part(all, at, leaves)),
+            Elements::F32(values) => InputData::F32(part(values, index, leaves)),
+            Elements::I32(values) => InputData::I32(part(values, index, leaves)),
         });
         inputs.collect()
     }

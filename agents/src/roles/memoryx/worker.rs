@@ -48,16 +48,16 @@ pub enum StoreTaskResult {
 #[derive(Debug)]
 pub struct SumBacklog {
     /// Above this number of sums, grants are held back. They are sent again at half of it.
-    most: usize,
+    max_sums: usize,
     sums: AtomicUsize,
     /// Whether the driver waits for [`StoreTaskResult::BacklogCleared`].
-    held: AtomicBool,
+    is_paused: AtomicBool,
 }
 
 impl SumBacklog {
-    /// Creates an empty backlog; see [`SumBacklog::exceeded`] for `most`.
-    pub const fn new(most: usize) -> Self {
-        Self { most, sums: AtomicUsize::new(0), held: AtomicBool::new(false) }
+    /// Creates an empty backlog; see [`SumBacklog::exceeded`] for `max_sums`.
+    pub const fn new(max_sums: usize) -> Self {
+        Self { max_sums, sums: AtomicUsize::new(0), is_paused: AtomicBool::new(false) }
     }
 
     /// Counts a sum that was sent to the store's thread.
@@ -65,20 +65,20 @@ impl SumBacklog {
         self.sums.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// Returns whether more than `most` sums wait. If so, [`StoreTaskResult::BacklogCleared`] follows.
+    /// Returns whether more than `max_sums` sums wait. If so, [`StoreTaskResult::BacklogCleared`] follows.
     pub fn exceeded(&self) -> bool {
-        if self.sums.load(Ordering::SeqCst) <= self.most {
+        if self.sums.load(Ordering::SeqCst) <= self.max_sums {
             return false;
         }
-        self.held.store(true, Ordering::SeqCst);
-        // The store's thread may have caught up in the meantime, before `held` was set.
-        self.sums.load(Ordering::SeqCst) > self.most / 2 || !self.held.swap(false, Ordering::SeqCst)
+        self.is_paused.store(true, Ordering::SeqCst);
+        // The store's thread may have caught up in the meantime, before `is_paused` was set.
+        self.sums.load(Ordering::SeqCst) > self.max_sums / 2 || !self.is_paused.swap(false, Ordering::SeqCst)
     }
 
     /// Counts a processed sum; returns whether the driver must be notified.
     fn take(&self) -> bool {
-        let left = self.sums.fetch_sub(1, Ordering::SeqCst) - 1;
-        left <= self.most / 2 && self.held.swap(false, Ordering::SeqCst)
+        let remaining = self.sums.fetch_sub(1, Ordering::SeqCst) - 1;
+        remaining <= self.max_sums / 2 && self.is_paused.swap(false, Ordering::SeqCst)
     }
 }
 

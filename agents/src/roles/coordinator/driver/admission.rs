@@ -48,13 +48,13 @@ impl CoordinatorDriver {
         if self.stop_by.is_some() {
             return self.stop_early();
         }
-        let wanted = &self.launch.agent_counts;
-        let of = |role| self.pending_agents.keys().filter(|agent| agent.role == role).count();
-        let complete = of(Role::MemoryX) >= wanted.shards
-            && of(Role::SwarmX) >= wanted.swarmx
-            && of(Role::Activation) >= wanted.activation_servers
-            && of(Role::Cs2) >= wanted.systems;
-        if complete { self.admit_all() } else { Ok(()) }
+        let required = &self.launch.agent_counts;
+        let count = |role| self.pending_agents.keys().filter(|agent| agent.role == role).count();
+        let is_complete = count(Role::MemoryX) >= required.shards
+            && count(Role::SwarmX) >= required.swarmx
+            && count(Role::Activation) >= required.activation_servers
+            && count(Role::Cs2) >= required.systems;
+        if is_complete { self.admit_all() } else { Ok(()) }
     }
 
     /// Returns stream and instance of the process that is connected as `agent`.
@@ -75,9 +75,9 @@ impl CoordinatorDriver {
     /// so that these steps are saved.
     pub(super) fn stop_early(&mut self) -> Result<(), AgentError> {
         let shards = self.pending_agents.keys().filter(|agent| agent.role == Role::MemoryX).count();
-        let any =
+        let has_record =
             self.pending_agents.values().any(|(_, hello)| hello.shard.is_some_and(|state| state.record.is_some()));
-        if self.lock.previous().is_none() || (shards >= self.launch.agent_counts.shards && !any) {
+        if self.lock.previous().is_none() || (shards >= self.launch.agent_counts.shards && !has_record) {
             self.end = Some(RunEnd::stopped(&self.stop_cause));
         } else if shards >= self.launch.agent_counts.shards {
             self.stop_by = None;

@@ -52,9 +52,9 @@ impl SaveFailure {
     /// Returns the failure of a run that can't continue without the checkpoint.
     fn failure(&self) -> AgentError {
         let Self { step, reason, agent, cause } = self;
-        let culprit = agent.map_or_else(String::new, |agent| format!("{agent}: "));
+        let prefix = agent.map_or_else(String::new, |agent| format!("{agent}: "));
         let kind = if *cause == FailureCause::NoSpace { OutcomeReason::OutOfSpace } else { OutcomeReason::Failed };
-        AgentError::with_reason(kind, format!("the checkpoint of step {step} could not be written: {culprit}{reason}"))
+        AgentError::with_reason(kind, format!("the checkpoint of step {step} could not be written: {prefix}{reason}"))
             .hint(
                 "free space or repair the storage of model_dir, then run the job again: it resumes from the newest \
                  checkpoint",

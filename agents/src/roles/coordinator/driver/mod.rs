@@ -221,7 +221,7 @@ impl CoordinatorDriver {
         if let Some((epoch, _)) = self.backoff.take_if(|(_, until)| *until <= Instant::now()) {
             return self.handle_event(CoordinatorEvent::BackoffElapsed { epoch });
         }
-        if self.stop_by.take_if(|by| *by <= Instant::now()).is_some() {
+        if self.stop_by.take_if(|deadline| *deadline <= Instant::now()).is_some() {
             self.end = Some(RunEnd::stopped(&self.stop_cause));
             return Ok(());
         }

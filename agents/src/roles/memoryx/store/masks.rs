@@ -79,7 +79,7 @@ impl OptimizerOps {
             let mut arrays = numbers.arrays();
             let Some(weights) = arrays.next() else { return };
             let mut state: Vec<&mut [f32]> =
-                arrays.take(index).zip(ranges).map(|(array, own)| &mut array[own]).collect();
+                arrays.take(index).zip(ranges).map(|(array, range)| &mut array[range]).collect();
             let Some(mask) = state.pop() else { return };
             let shapes = self.job.plan.whole_tensor_state.iter().flatten();
             let full = state.into_iter().zip(shapes).filter(|(_, shape)| **shape == StateShape::Full);

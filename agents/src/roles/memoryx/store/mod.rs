@@ -56,8 +56,8 @@ impl ChunkArrays {
     fn arrays(&mut self) -> impl Iterator<Item = &mut [f32]> {
         let mut rest = self.numbers.as_mut_slice();
         self.lengths.iter().map_while(move |&length| {
-            let own = rest.split_off_mut(..length + ARRAY_STAGGER_ELEMENTS)?;
-            own.get_mut(..length)
+            let array = rest.split_off_mut(..length + ARRAY_STAGGER_ELEMENTS)?;
+            array.get_mut(..length)
         })
     }
 }
@@ -202,10 +202,10 @@ impl OptimizerOps {
         let group = &plan.groups[plan.chunks[cell].group];
         let ranges: Vec<_> = shapes.iter().map(|&shape| group.state_tensors(&plan.graph, shape)).collect();
         let tensors = group.tensors.iter().enumerate();
-        let piece = |(at, (tensor, range)): (usize, &(TensorId, Range<usize>))| Piece {
+        let piece = |(index, (tensor, range)): (usize, &(TensorId, Range<usize>))| Piece {
             tensor: *tensor,
             range: range.clone(),
-            state: ranges.iter().map(|tensors| tensors[at].1.clone()).collect(),
+            state: ranges.iter().map(|tensors| tensors[index].1.clone()).collect(),
         };
         tensors.map(piece).collect()
     }

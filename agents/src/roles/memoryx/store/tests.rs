@@ -29,10 +29,10 @@ fn dense(gradient: &[f32]) -> Payload {
 }
 
 /// Gathers two uses of a chunk, each the sum of the leaves of two systems.
-fn gather(uses: &[[Vec<f32>; 2]; 2], form: impl Fn(&[f32]) -> Payload) -> Vec<u32> {
+fn gather(uses: &[[Vec<f32>; 2]; 2], encode: impl Fn(&[f32]) -> Payload) -> Vec<u32> {
     let mut all = vec![f32::NAN; LENGTH];
-    for (at, [left, right]) in uses.iter().enumerate() {
-        take_sum(Simd::detect(), &form(left).join(form(right)), at == 0, &mut all).unwrap();
+    for (index, [left, right]) in uses.iter().enumerate() {
+        take_sum(Simd::detect(), &encode(left).join(encode(right)), index == 0, &mut all).unwrap();
     }
     all.iter().map(|x| x.to_bits()).collect()
 }
@@ -106,8 +106,8 @@ fn train_on(job: &CompiledJob, shards: u32, steps: u64, resume: Option<(u64, u32
             store.read(chunk).unwrap();
             let mut gradient = vec![0.0; job.plan.chunks[chunk].elements];
             for (tensor, first, range) in job.plan.chunk_pieces(chunk) {
-                for (at, gradient) in gradient[range].iter_mut().enumerate() {
-                    let hash = hash64(step << 32 | tensor as u64, (first + at) as u64);
+                for (index, gradient) in gradient[range].iter_mut().enumerate() {
+                    let hash = hash64(step << 32 | tensor as u64, (first + index) as u64);
                     *gradient = (hash >> 40) as f32 / (1 << 23) as f32 - 1.0;
                 }
             }
@@ -115,7 +115,7 @@ fn train_on(job: &CompiledJob, shards: u32, steps: u64, resume: Option<(u64, u32
         }
         let record = CommitRecord { step, scale: 0.5, learning_rate: 0.1, loss: 1.0, norm: 1.0, tokens: 1 };
         stores.iter().for_each(|store| store.commit(record));
-        if let Some((_, shards)) = resume.filter(|(at, _)| *at == step) {
+        if let Some((_, shards)) = resume.filter(|(resume_step, _)| *resume_step == step) {
             let path = write_checkpoint(job, &stores, step, dir.path());
             stores = new(shards);
             stores.iter().for_each(|store| store.restore(path.to_str().unwrap(), true, step).unwrap());
@@ -129,7 +129,7 @@ fn train_on(job: &CompiledJob, shards: u32, steps: u64, resume: Option<(u64, u32
         let sections = checkpoint.moments().sections();
         sections.map(|section| bits(checkpoint.read_tensor(tensor, section).unwrap())).collect()
     };
-    tensors.map(|(tensor, about)| (about.name.clone(), all(tensor))).collect()
+    tensors.map(|(tensor, tensor_spec)| (tensor_spec.name.clone(), all(tensor))).collect()
 }
 
 fn write_checkpoint(job: &CompiledJob, stores: &[ShardStore], step: u64, dir: &Path) -> PathBuf {
@@ -207,7 +207,7 @@ fn masked_weights_stay_zero_under_every_optimizer() {
         let zeros = SparsityMasks::new(&job.job, &job.plan.graph).unwrap().zeros();
         let trained = train_on(&job, 1, 3, None);
         let at_zero = |sections: &Vec<Vec<u32>>, section: usize| {
-            let zero = |at: &usize| f32::from_bits(sections[section][*at]) == 0.0;
+            let zero = |index: &usize| f32::from_bits(sections[section][*index]) == 0.0;
             (0..sections[section].len()).filter(zero).collect::<Vec<_>>()
         };
         let sparse = trained.iter().filter(|(name, _)| name.contains("mlp.") || name.contains("qkv"));
@@ -219,7 +219,7 @@ fn masked_weights_stay_zero_under_every_optimizer() {
             // Adagrad's sum of squares begins with its setting.
             let is_full = |section: &usize| sections[*section].len() == sections[0].len();
             for section in (1..sections.len()).filter(is_full).filter(|_| !optimizer.contains("Adagrad")) {
-                let zero = |at: &usize| f32::from_bits(sections[section][*at]) == 0.0;
+                let zero = |index: &usize| f32::from_bits(sections[section][*index]) == 0.0;
                 assert!(masked.iter().all(zero), "{optimizer}: section {section} of {name}");
             }
         }
@@ -293,8 +293,12 @@ fn adafactor_keeps_rows_and_columns_only() {
     let store = ShardStore::new(job, 0, 1, StallClock::new()).unwrap();
     let plan = store.ops().job.plan.clone();
     let cells: Vec<ChunkId> = store.chunks.owned_chunks().collect();
-    let held: usize = cells.into_iter().map(|cell| store.ops().lengths(cell).iter().sum::<usize>()).sum();
-    assert!((held as f64) < 2.1 * plan.parameters() as f64, "{held} numbers for {} parameters", plan.parameters());
+    let elements: usize = cells.into_iter().map(|cell| store.ops().lengths(cell).iter().sum::<usize>()).sum();
+    assert!(
+        (elements as f64) < 2.1 * plan.parameters() as f64,
+        "{elements} numbers for {} parameters",
+        plan.parameters()
+    );
     store.chunks.fill(0, 0, |numbers| assert_eq!(numbers.arrays().count(), 4)).unwrap();
 }
 
