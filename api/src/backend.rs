@@ -63,12 +63,12 @@ pub trait Backend: Send + Sync + 'static {
     /// Returns `process` or `kubernetes`.
     fn name(&self) -> &'static str;
 
-    /// Checks the job of `order`, and returns it as it would be stored, with notes for its user. Nothing is created.
+    /// Checks the job of `request`, and returns it as it would be stored, with notes for its user. Nothing is created.
     ///
     /// # Errors
     /// Those of [`Backend::create`]. A backend that can read the job's files also checks its data and the checkpoint
     /// that it starts from.
-    async fn dry_run(&self, order: &SubmitRequest) -> Result<TrainJob>;
+    async fn dry_run(&self, request: &SubmitRequest) -> Result<TrainJob>;
 
     /// Creates the job, or returns the one that the request with the same idempotency key created before. Idempotent
     /// with a key; without one, a repeated call fails because the name is taken.
@@ -76,7 +76,7 @@ pub trait Backend: Send + Sync + 'static {
     /// # Errors
     /// `Invalid`: it violates the schema or a rule. `BadParams`: it can never run. `AlreadyExists`: a live job has the
     /// name. `IdempotencyKeyReused`. `TooManyRequests`: planning it exceeds the account's budget.
-    async fn create(&self, order: SubmitRequest) -> Result<SubmitResult>;
+    async fn create(&self, request: SubmitRequest) -> Result<SubmitResult>;
 
     /// Changes a job, whatever its version, and returns it. Planning the change is charged to `account`. Idempotent: a
     /// change that is in effect already is no error and changes nothing.
@@ -99,12 +99,12 @@ pub trait Backend: Send + Sync + 'static {
     /// The database fails.
     async fn appliance(&self, name: &str) -> Result<Option<Appliance>>;
 
-    /// Plans `order` against the current queue. Nothing is created. A job that is too large for the appliance or the
+    /// Plans `request` against the current queue. Nothing is created. A job that is too large for the appliance or the
     /// host has a plan that says so.
     ///
     /// # Errors
     /// `Invalid`, `BadParams` and `TooManyRequests` as for [`Backend::create`].
-    async fn plan(&self, order: &SubmitRequest) -> Result<crate::plan::JobPlan>;
+    async fn plan(&self, request: &SubmitRequest) -> Result<crate::plan::JobPlan>;
 
     /// Lists the volumes that a job in this namespace can mount; none for a namespace that does not exist.
     ///

@@ -27,7 +27,7 @@ pub struct SubmitRequest {
     /// The TrainJob as JSON, with its name and annotations set.
     pub object: Arc<Value>,
     /// Files that were uploaded with it.
-    pub texts: Option<UploadedFiles>,
+    pub uploads: Option<UploadedFiles>,
     /// Name of the user who submits it.
     pub submitter: String,
     /// Account whose budget pays for checking and planning the job.

@@ -155,11 +155,11 @@ impl KubernetesBackend {
     }
 
     /// Creates the job. If the name is taken, returns the existing job if the same request created it.
-    async fn create_or_find(&self, order: &SubmitRequest, object: &Value) -> Result<SubmitResult> {
+    async fn create_or_find(&self, request: &SubmitRequest, object: &Value) -> Result<SubmitResult> {
         let name = object["metadata"]["name"].as_str().unwrap_or_default();
-        let jobs = self.jobs(&order.namespace);
+        let jobs = self.jobs(&request.namespace);
         for last in [false, true] {
-            match self.post(&order.namespace, object, false).await {
+            match self.post(&request.namespace, object, false).await {
                 Ok(job) => return Ok(SubmitResult::New(Box::new(job))),
                 Err(kube::Error::Api(status)) if status.is_already_exists() => {}
                 Err(error) => return Err(api_error("create a job")(error)),
@@ -181,17 +181,17 @@ impl KubernetesBackend {
                 );
                 return Err(ApiError::new(ErrorReason::AlreadyExists, detail));
             }
-            return find_existing(order, existing);
+            return find_existing(request, existing);
         }
-        Err(ApiError::name_taken(&order.namespace, name))
+        Err(ApiError::name_taken(&request.namespace, name))
     }
 }
 
 /// Checks whether the existing job is the requested one by its annotations: the database may have been lost, but not
 /// the job.
-fn find_existing(order: &SubmitRequest, existing: TrainJob) -> Result<SubmitResult> {
+fn find_existing(request: &SubmitRequest, existing: TrainJob) -> Result<SubmitResult> {
     let annotation = |name: &str| existing.annotations().get(name).map(String::as_str);
-    match &order.key {
+    match &request.key {
         Some(key) if annotation(KEY_ANNOTATION) == Some(&key.key) => {
             if annotation(BODY_DIGEST_ANNOTATION) == Some(&key.body_hash) {
                 Ok(SubmitResult::Replayed(Box::new(existing)))
@@ -199,7 +199,7 @@ fn find_existing(order: &SubmitRequest, existing: TrainJob) -> Result<SubmitResu
                 Err(ApiError::idempotency_key_reused())
             }
         }
-        _ => Err(ApiError::name_taken(&order.namespace, &existing.name_any())),
+        _ => Err(ApiError::name_taken(&request.namespace, &existing.name_any())),
     }
 }
 
@@ -223,36 +223,36 @@ impl Backend for KubernetesBackend {
         "kubernetes"
     }
 
-    async fn dry_run(&self, order: &SubmitRequest) -> Result<TrainJob> {
-        let (object, job) = self.planner.admitted(order, &self.priorities().await?).await?;
+    async fn dry_run(&self, request: &SubmitRequest) -> Result<TrainJob> {
+        let (object, job) = self.planner.admitted(request, &self.priorities().await?).await?;
         if let Some(known) =
-            order.find_replay(&self.store, self.current_namespace(&order.namespace).await?.as_ref()).await?
+            request.find_replay(&self.store, self.current_namespace(&request.namespace).await?.as_ref()).await?
         {
             return job_of(&known).map(without_managed_fields);
         }
-        let resolution = self.planner.check_runnable(&order.account, &job).await?;
-        let mut job = self.post(&order.namespace, &object, true).await.map_err(api_error("try a job"))?;
+        let resolution = self.planner.check_runnable(&request.account, &job).await?;
+        let mut job = self.post(&request.namespace, &object, true).await.map_err(api_error("try a job"))?;
         job.metadata.managed_fields = None;
         Ok(self.planner.with_notes(job, resolution))
     }
 
-    async fn create(&self, order: SubmitRequest) -> Result<SubmitResult> {
-        let (mut object, job) = self.planner.admitted(&order, &self.priorities().await?).await?;
+    async fn create(&self, request: SubmitRequest) -> Result<SubmitResult> {
+        let (mut object, job) = self.planner.admitted(&request, &self.priorities().await?).await?;
         let made =
-            match order.find_replay(&self.store, self.current_namespace(&order.namespace).await?.as_ref()).await? {
+            match request.find_replay(&self.store, self.current_namespace(&request.namespace).await?.as_ref()).await? {
                 Some(known) => SubmitResult::Replayed(Box::new(job_of(&known)?)),
                 None => {
                     // A job that can never run is rejected now, not at its first reconcile.
-                    self.planner.check_runnable(&order.account, &job).await?;
+                    self.planner.check_runnable(&request.account, &job).await?;
                     object["metadata"]["finalizers"] = json!([ARCHIVE_FINALIZER]);
-                    self.create_or_find(&order, &object).await?
+                    self.create_or_find(&request, &object).await?
                 }
             };
         let (SubmitResult::New(job) | SubmitResult::Replayed(job)) = &made;
         if job.metadata.deletion_timestamp.is_none() {
             // They may be missing after an interrupted request.
-            if let Some(texts) = &order.texts {
-                uploads::store_uploads(&self.client, job, texts).await?;
+            if let Some(uploads) = &request.uploads {
+                uploads::store_uploads(&self.client, job, uploads).await?;
             }
         }
         self.mirror.upsert(job).await?;
@@ -316,10 +316,10 @@ impl Backend for KubernetesBackend {
         Ok(found.map(|appliance| Appliance::clone(&appliance)))
     }
 
-    async fn plan(&self, order: &SubmitRequest) -> Result<JobPlan> {
+    async fn plan(&self, request: &SubmitRequest) -> Result<JobPlan> {
         let priorities = self.priorities().await?;
-        let (_, job) = self.planner.admitted(order, &priorities).await?;
-        self.planner.plan(&order.account, job, &priorities).await
+        let (_, job) = self.planner.admitted(request, &priorities).await?;
+        self.planner.plan(&request.account, job, &priorities).await
     }
 
     async fn volumes(&self, namespace: &str) -> Result<Vec<VolumeInfo>> {

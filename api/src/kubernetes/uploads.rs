@@ -24,11 +24,11 @@ const MAX_TRIES: usize = 3;
 ///
 /// # Errors
 /// The API server fails, or a ConfigMap of that name belongs to something else.
-pub async fn store_uploads(client: &Client, job: &TrainJob, texts: &UploadedFiles) -> Result<()> {
-    let name = texts.config_map.as_str();
+pub async fn store_uploads(client: &Client, job: &TrainJob, uploads: &UploadedFiles) -> Result<()> {
+    let name = uploads.config_map.as_str();
     let maps: Api<ConfigMap> = Api::namespaced(client.clone(), &job.namespace().unwrap_or_default());
     for _ in 0..MAX_TRIES {
-        match maps.create(&PostParams::default(), &config_map(job, texts)).await {
+        match maps.create(&PostParams::default(), &config_map(job, uploads)).await {
             Ok(_) => return Ok(()),
             Err(kube::Error::Api(status)) if status.is_already_exists() => {}
             Err(error) => return Err(api_error("store the files uploaded with a job")(error)),
@@ -53,12 +53,12 @@ pub async fn store_uploads(client: &Client, job: &TrainJob, texts: &UploadedFile
 
 const MANAGED_BY_LABEL: (&str, &str) = ("app.kubernetes.io/managed-by", API_MANAGER);
 
-fn config_map(job: &TrainJob, texts: &UploadedFiles) -> ConfigMap {
-    let files = texts.files.iter().map(|text| (text.name.to_string(), text.content.clone()));
+fn config_map(job: &TrainJob, uploads: &UploadedFiles) -> ConfigMap {
+    let files = uploads.files.iter().map(|file| (file.name.to_string(), file.content.clone()));
     let labels = [MANAGED_BY_LABEL, ("app.kubernetes.io/name", "millrace"), ("app.kubernetes.io/component", "texts")];
     ConfigMap {
         metadata: ObjectMeta {
-            name: Some(texts.config_map.to_string()),
+            name: Some(uploads.config_map.to_string()),
             namespace: job.namespace(),
             labels: Some(labels.map(|(name, value)| (name.to_owned(), value.to_owned())).into()),
             owner_references: job.owner_ref(&()).map(|owner| vec![owner]),

@@ -128,9 +128,9 @@ impl Planner {
     /// # Errors
     /// [`ErrorReason::Invalid`]: it violates its schema, names an unknown priority, or a priority or deadline that its
     /// appliance does not allow. [`ErrorReason::TooManyRequests`].
-    pub async fn admitted(&self, order: &SubmitRequest, priorities: &PriorityValues) -> Result<(Value, TrainJob)> {
-        let (definition, requested) = (self.definition.clone(), order.object.clone());
-        let admitting = self.compute.run(&order.account, move || {
+    pub async fn admitted(&self, request: &SubmitRequest, priorities: &PriorityValues) -> Result<(Value, TrainJob)> {
+        let (definition, requested) = (self.definition.clone(), request.object.clone());
+        let admitting = self.compute.run(&request.account, move || {
             let object = definition.admit(&requested, None)?;
             let job: TrainJob = serde_json::from_value(object.clone())
                 .map_err(|error| ApiError::new(ErrorReason::Invalid, format!("the TrainJob can't be read: {error}")))?;

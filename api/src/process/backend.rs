@@ -75,7 +75,7 @@ pub struct ProcessBackend {
     exports: ExportCache,
     generator: Generator,
     blobs: BlobStore,
-    ending: watch::Sender<bool>,
+    shutdown: watch::Sender<bool>,
     running: tokio::sync::Mutex<Vec<JoinHandle<()>>>,
     /// Held as long as the server lives.
     _claim: DataDirClaim,
@@ -141,7 +141,7 @@ impl ProcessBackend {
             touched_appliances: appliances.touched,
             reconcile_requests: received_requests,
         };
-        let (ending, ended) = watch::channel(false);
+        let (shutdown, ended) = watch::channel(false);
         let reconciling = tokio::spawn(millrace_control::run(control.clone(), streams, ended, |jobs| jobs));
         let deleting_world = world.clone();
         let ending_jobs = tokio::spawn(deleted.for_each(move |uid| {
@@ -158,7 +158,7 @@ impl ProcessBackend {
             exports,
             generator,
             blobs,
-            ending,
+            shutdown,
             running,
             _claim: claim,
         })
@@ -168,13 +168,13 @@ impl ProcessBackend {
     /// are known.
     async fn check_data(
         &self,
-        order: &SubmitRequest,
+        request: &SubmitRequest,
         job: &TrainJob,
         resolution: &ResolvedJob,
     ) -> Result<(Option<DatasetEpoch>, Option<u64>)> {
-        let (texts, policy) = (order.texts.clone(), self.loader_policy(order));
-        self.check_resolved(&order.account, job, resolution, move |directories, job, mut resolved| {
-            let epoch = check_inputs(directories, job, &resolved, texts.as_ref(), policy)?;
+        let (uploads, policy) = (request.uploads.clone(), self.loader_policy(request));
+        self.check_resolved(&request.account, job, resolution, move |directories, job, mut resolved| {
+            let epoch = check_inputs(directories, job, &resolved, uploads.as_ref(), policy)?;
             if let Some(epoch) = epoch {
                 resolved.limit_by_epochs(epoch.samples);
             }
@@ -187,22 +187,22 @@ impl ProcessBackend {
     /// a note for the user about a checkpoint of an earlier job.
     async fn check_data_and_start(
         &self,
-        order: &SubmitRequest,
+        request: &SubmitRequest,
         job: &TrainJob,
         resolution: &ResolvedJob,
     ) -> Result<Option<String>> {
         let model_dir = PathBuf::from(resolution.model_dir.clone().unwrap_or_default());
-        let (texts, policy) = (order.texts.clone(), self.loader_policy(order));
-        self.check_resolved(&order.account, job, resolution, move |directories, job, resolved| {
-            check_inputs(directories, job, &resolved, texts.as_ref(), policy)?;
+        let (uploads, policy) = (request.uploads.clone(), self.loader_policy(request));
+        self.check_resolved(&request.account, job, resolution, move |directories, job, resolved| {
+            check_inputs(directories, job, &resolved, uploads.as_ref(), policy)?;
             Ok::<_, UnusableFiles>(check_start_checkpoint(directories, job, &resolved, &model_dir)?)
         })
         .await
     }
 
     /// Returns with which interpreter a Python dataset of this job would be read.
-    fn loader_policy(&self, order: &SubmitRequest) -> LoaderPolicy {
-        match (&self.world.python, order.is_server_user) {
+    fn loader_policy(&self, request: &SubmitRequest) -> LoaderPolicy {
+        match (&self.world.python, request.is_server_user) {
             (Some(_), _) => LoaderPolicy::OfServer,
             (None, true) => LoaderPolicy::OfClient,
             (None, false) => LoaderPolicy::Denied,
@@ -239,40 +239,41 @@ impl Backend for ProcessBackend {
         "process"
     }
 
-    async fn dry_run(&self, order: &SubmitRequest) -> Result<TrainJob> {
-        let (_, job) = self.planner.admitted(order, &priorities::all()).await?;
-        if let Some(known) = order.find_replay(self.objects.store(), None).await? {
-            return job_of(&known);
+    async fn dry_run(&self, request: &SubmitRequest) -> Result<TrainJob> {
+        let (_, job) = self.planner.admitted(request, &priorities::all()).await?;
+        if let Some(existing) = request.find_replay(self.objects.store(), None).await? {
+            return job_of(&existing);
         }
-        let mut resolution = self.planner.check_runnable(&order.account, &job).await?;
+        let mut resolution = self.planner.check_runnable(&request.account, &job).await?;
         let note = match self.world.directories.has_uploads(&job) {
-            true => self.check_data_and_start(order, &job, &resolution).await?,
+            true => self.check_data_and_start(request, &job, &resolution).await?,
             false => Some(NOT_UPLOADED_NOTE.to_owned()),
         };
         resolution.notes.extend(note);
         let name = job.name_any();
-        if self.objects.store().live_job(&order.namespace, &name).await?.is_some() {
-            return Err(ApiError::name_taken(&order.namespace, &name));
+        if self.objects.store().live_job(&request.namespace, &name).await?.is_some() {
+            return Err(ApiError::name_taken(&request.namespace, &name));
         }
         Ok(self.planner.with_notes(job, resolution))
     }
 
-    async fn create(&self, order: SubmitRequest) -> Result<SubmitResult> {
-        let (object, job) = self.planner.admitted(&order, &priorities::all()).await?;
-        if order.find_replay(self.objects.store(), None).await?.is_none() {
+    async fn create(&self, request: SubmitRequest) -> Result<SubmitResult> {
+        let (object, job) = self.planner.admitted(&request, &priorities::all()).await?;
+        if request.find_replay(self.objects.store(), None).await?.is_none() {
             // A job that can never run is rejected now, not at its first reconcile.
-            let resolution = self.planner.check_runnable(&order.account, &job).await?;
-            self.check_data(&order, &job, &resolution).await?;
+            let resolution = self.planner.check_runnable(&request.account, &job).await?;
+            self.check_data(&request, &job, &resolution).await?;
         }
-        if let Some(texts) = &order.texts {
-            let namespace = LabelName::new(&*order.namespace)
+        if let Some(uploads) = &request.uploads {
+            let namespace = LabelName::new(&*request.namespace)
                 .map_err(|error| ApiError::new(ErrorReason::Invalid, format!("metadata.namespace: {error}")))?;
-            let dir = self.world.directories.uploads_dir(&namespace, &texts.config_map);
-            let kept = write_uploads(&dir, &texts.files).await;
-            kept.map_err(|error| ApiError::internal("store the files uploaded with a job", error))?;
+            let dir = self.world.directories.uploads_dir(&namespace, &uploads.config_map);
+            let result = write_uploads(&dir, &uploads.files).await;
+            result.map_err(|error| ApiError::internal("store the files uploaded with a job", error))?;
         }
-        let created = self.objects.create_job(object, NewObject { submitter: order.submitter, key: order.key }).await;
-        if !matches!(created, Ok(SubmitResult::New(_))) && order.texts.is_some() {
+        let created =
+            self.objects.create_job(object, NewObject { submitter: request.submitter, key: request.key }).await;
+        if !matches!(created, Ok(SubmitResult::New(_))) && request.uploads.is_some() {
             // No job was created. Another job may have the same uploads.
             self.world.directories.remove_uploads(&job, &self.objects.live_jobs().await?).await;
         }
@@ -313,17 +314,17 @@ impl Backend for ProcessBackend {
         self.objects.appliance(name).await
     }
 
-    async fn plan(&self, order: &SubmitRequest) -> Result<JobPlan> {
+    async fn plan(&self, request: &SubmitRequest) -> Result<JobPlan> {
         let priorities = priorities::all();
-        let (_, job) = self.planner.admitted(order, &priorities).await?;
-        let (plan, resolution) = self.planner.plan_and_resolve(&order.account, job.clone(), &priorities).await?;
-        match resolution.filter(|_| order.may_create) {
+        let (_, job) = self.planner.admitted(request, &priorities).await?;
+        let (plan, resolution) = self.planner.plan_and_resolve(&request.account, job.clone(), &priorities).await?;
+        match resolution.filter(|_| request.may_create) {
             Some(_) if !self.world.directories.has_uploads(&job) => {
                 let notes = plan.notes.into_iter().chain([NOT_UPLOADED_NOTE.to_owned()]).collect();
                 Ok(JobPlan { notes, ..plan })
             }
             Some(resolution) => {
-                let (epoch, last_step) = self.check_data(order, &job, &resolution).await?;
+                let (epoch, last_step) = self.check_data(request, &job, &resolution).await?;
                 Ok(plan.with_epoch(epoch, last_step))
             }
             None => Ok(plan),
@@ -369,7 +370,7 @@ impl Backend for ProcessBackend {
 
     /// Stops the control loop, and then all jobs: they save their state and their processes end.
     async fn shut_down(&self) {
-        let _ = self.ending.send(true);
+        let _ = self.shutdown.send(true);
         let mut running = self.running.lock().await;
         let reconciling = running.remove(0);
         // A reconcile in progress may start processes, so it has to end first.
@@ -412,10 +413,10 @@ fn uploads_of(job: &TrainJob) -> Vec<(String, String)> {
     job.spec.uploads().map(|digest| (namespace.clone(), digest.to_owned())).collect()
 }
 
-async fn write_uploads(dir: &std::path::Path, texts: &[UploadedFile]) -> std::io::Result<()> {
+async fn write_uploads(dir: &std::path::Path, files: &[UploadedFile]) -> std::io::Result<()> {
     tokio::fs::create_dir_all(dir).await?;
-    for text in texts {
-        tokio::fs::write(dir.join(&text.name), &text.content).await?;
+    for file in files {
+        tokio::fs::write(dir.join(&file.name), &file.content).await?;
     }
     Ok(())
 }

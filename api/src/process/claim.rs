@@ -53,13 +53,13 @@ impl DataDirClaim {
     /// # Errors
     /// [`ErrorReason::Conflict`]: it does not.
     pub fn check_bound(&self, stored: &Appliance) -> Result<()> {
-        let here = self.data.display();
+        let data_dir = self.data.display();
         if let Some(data) = stored.annotations().get(DATA_DIR_ANNOTATION)
             && !Path::new(data).canonicalize().is_ok_and(|data| data == self.data)
         {
             return Err(conflict(format!(
-                "the jobs of this database have their files in {data}, not in {here}: give --data {data}, or another \
-                 --database; if they were moved permanently, make {data} a link to {here}"
+                "the jobs of this database have their files in {data}, not in {data_dir}: give --data {data}, or \
+                 another --database; if they were moved permanently, make {data} a link to {data_dir}"
             )));
         }
         let uid = stored.uid().unwrap_or_default();
@@ -67,9 +67,9 @@ impl DataDirClaim {
             Ok(bound_uid) if bound_uid.trim() == uid => Ok(()),
             Err(_) if self.holds_database => Ok(()),
             _ => Err(conflict(format!(
-                "the jobs of this database have their files in a different directory than {here}, on another machine \
-                 or from another installation: give the --data that belongs to it, or another --database; if the files \
-                 are here nevertheless, write {uid} into {}",
+                "the jobs of this database have their files in a different directory than {data_dir}, on another \
+                 machine or from another installation: give the --data that belongs to it, or another --database; if \
+                 the files are here nevertheless, write {uid} into {}",
                 self.data.join(MACHINE_ID_FILE).display()
             ))),
         }

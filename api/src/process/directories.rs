@@ -109,24 +109,24 @@ impl ServerDirectories {
     ///
     /// # Errors
     /// The path is not available to the job.
-    pub fn locate(&self, job: &TrainJob, written: &str) -> Result<PathBuf, PathError> {
-        Ok(self.locate_in_mounts(job, written)?.path)
+    pub fn locate(&self, job: &TrainJob, params_path: &str) -> Result<PathBuf, PathError> {
+        Ok(self.locate_in_mounts(job, params_path)?.path)
     }
 
-    fn locate_in_mounts(&self, job: &TrainJob, written: &str) -> Result<LocatedPath<'_>, PathError> {
-        if let Ok(digest) = BlobDigest::new(written) {
+    fn locate_in_mounts(&self, job: &TrainJob, params_path: &str) -> Result<LocatedPath<'_>, PathError> {
+        if let Ok(digest) = BlobDigest::new(params_path) {
             return Ok(LocatedPath::own(self.job_blobs(job)?.join(digest)));
         }
-        let path = Path::new(written);
+        let path = Path::new(params_path);
         if path.components().any(|part| part == Component::ParentDir) {
-            return Err(PathError::ParentDirectory(written.to_owned()));
+            return Err(PathError::ParentDirectory(params_path.to_owned()));
         }
-        if written.contains('\0') {
-            return Err(PathError::NulByte(written.to_owned()));
+        if params_path.contains('\0') {
+            return Err(PathError::NulByte(params_path.to_owned()));
         }
         if path.is_relative() {
             let Some(inputs) = &self.inputs else {
-                return Err(PathError::NoInputDirectory(written.to_owned()));
+                return Err(PathError::NoInputDirectory(params_path.to_owned()));
             };
             return Ok(LocatedPath::own(self.check_not_private(job, inputs.join(path))?));
         }
@@ -140,12 +140,12 @@ impl ServerDirectories {
             return Ok(LocatedPath::own(path.to_owned()));
         }
         let Some(mount) = job.spec.mount_holding(path) else {
-            return Err(PathError::NotMounted { path: written.to_owned(), inputs: self.inputs.clone() });
+            return Err(PathError::NotMounted { path: params_path.to_owned(), inputs: self.inputs.clone() });
         };
         let (dir, volume) = self.mounted(job, mount)?;
         let mut inside = mount.sub_path.as_ref().map(PathBuf::from).unwrap_or_default();
-        let leaves = inside.is_absolute() || inside.components().any(|part| part == Component::ParentDir);
-        if leaves || inside.as_os_str().as_encoded_bytes().contains(&0) {
+        let escapes = inside.is_absolute() || inside.components().any(|part| part == Component::ParentDir);
+        if escapes || inside.as_os_str().as_encoded_bytes().contains(&0) {
             return Err(PathError::SubPath(inside));
         }
         inside.extend(path.strip_prefix(&mount.path).unwrap_or(path).components());
@@ -154,8 +154,8 @@ impl ServerDirectories {
     }
 
     /// Returns where [`ServerDirectories::locate`] looks for a path of `job`'s params, as part of a sentence.
-    pub fn search_description(&self, job: &TrainJob, written: &str) -> String {
-        let path = Path::new(written);
+    pub fn search_description(&self, job: &TrainJob, params_path: &str) -> String {
+        let path = Path::new(params_path);
         if path.is_relative() {
             let inputs = self.inputs.as_deref().unwrap_or(&self.data).display();
             return format!("in {inputs}, the directory that the server's --input-dir names");
@@ -170,9 +170,9 @@ impl ServerDirectories {
     pub fn roots_of(&self, job: &TrainJob) -> Vec<PathBuf> {
         let mounted = job.spec.mount_dirs.iter().filter_map(|mount| Some(self.mounted(job, mount).ok()?.0));
         let files = namespace_of(job).map(|namespace| self.job_files().dir_of(&namespace, &job.spec.files));
-        let own = [self.model_dirs(job), self.job_blobs(job), files].into_iter().flatten();
+        let job_dirs = [self.model_dirs(job), self.job_blobs(job), files].into_iter().flatten();
         let mut roots: Vec<PathBuf> =
-            mounted.chain(own).chain(self.inputs.clone()).filter(|dir| dir.is_dir()).collect();
+            mounted.chain(job_dirs).chain(self.inputs.clone()).filter(|dir| dir.is_dir()).collect();
         roots.sort();
         roots.dedup();
         roots
@@ -180,16 +180,16 @@ impl ServerDirectories {
 
     /// Returns the existing directories that this server may use for the files of users.
     pub fn roots(&self) -> Vec<PathBuf> {
-        let own = ["model_dirs", "exports", "texts", "blobs", "files"].map(|name| self.data.join(name));
+        let data_dirs = ["model_dirs", "exports", "texts", "blobs", "files"].map(|name| self.data.join(name));
         let volumes = self.volumes.values().map(|volume| volume.dir.clone());
-        own.into_iter().chain(volumes).chain(self.inputs.clone()).filter(|dir| dir.is_dir()).collect()
+        data_dirs.into_iter().chain(volumes).chain(self.inputs.clone()).filter(|dir| dir.is_dir()).collect()
     }
 
     /// Whether jobs of the job's namespace may still read its model_dir.
     pub fn is_readable(&self, job: &TrainJob, model_dir: &Path) -> bool {
         let Ok(namespace) = namespace_of(job) else { return false };
         let mut volumes = self.volumes.values().filter(|volume| volume.is_granted_to(&namespace));
-        self.model_dirs(job).is_ok_and(|own| model_dir.starts_with(own))
+        self.model_dirs(job).is_ok_and(|dir| model_dir.starts_with(dir))
             || volumes.any(|volume| model_dir.starts_with(&volume.dir))
     }
 
@@ -201,14 +201,14 @@ impl ServerDirectories {
             return Ok(path);
         }
         let mut parts = path.components();
-        for own in self.data.components() {
+        for own_part in self.data.components() {
             // A path above the data directory includes it.
             let Some(part) = parts.next() else { break };
-            let (part, own) = (part.as_os_str().to_string_lossy(), own.as_os_str().to_string_lossy());
+            let (part, own_part) = (part.as_os_str().to_string_lossy(), own_part.as_os_str().to_string_lossy());
             if part.contains("**") {
                 break;
             }
-            if part != own && !glob::Pattern::new(&part).is_ok_and(|pattern| pattern.matches(&own)) {
+            if part != own_part && !glob::Pattern::new(&part).is_ok_and(|pattern| pattern.matches(&own_part)) {
                 return Ok(path);
             }
         }
@@ -311,11 +311,11 @@ impl JobSite for ServerDirectories {
         None
     }
 
-    fn model_dir(&self, job: &TrainJob, written: &str) -> Result<ModelDirLocation, SiteError> {
-        let path = Path::new(written);
+    fn model_dir(&self, job: &TrainJob, params_path: &str) -> Result<ModelDirLocation, SiteError> {
+        let path = Path::new(params_path);
         if path.is_absolute() {
-            let rejected = |source| PathError::ModelDir { path: written.to_owned(), source: Box::new(source) };
-            let found = self.locate_in_mounts(job, written).map_err(rejected)?;
+            let rejected = |source| PathError::ModelDir { path: params_path.to_owned(), source: Box::new(source) };
+            let found = self.locate_in_mounts(job, params_path).map_err(rejected)?;
             match found.volume {
                 Some((name, volume)) => {
                     volume.check_writable(name, &namespace_of(job)?, &found.inside).map_err(rejected)?;
@@ -328,9 +328,9 @@ impl JobSite for ServerDirectories {
         // Named after the job, so that the next job of the same name continues there, as with a claim on a cluster.
         let name = ObjectName::new(job.name_any());
         let name = name.map_err(|source| PathError::Name { field: "metadata.name", source })?;
-        let own = self.model_dirs(job)?.join(name);
+        let base = self.model_dirs(job)?.join(name);
         let inside = path.components().filter(|part| matches!(part, Component::Normal(_)));
-        Ok(ModelDirLocation { path: inside.fold(own, |path, part| path.join(part)), claim: None })
+        Ok(ModelDirLocation { path: inside.fold(base, |path, part| path.join(part)), claim: None })
     }
 
     fn graph_document(&self, job: &TrainJob, digest: &BlobDigest) -> Result<Vec<u8>, DocumentError> {
@@ -343,8 +343,8 @@ impl JobSite for ServerDirectories {
         read().map_err(DocumentError::Unusable)
     }
 
-    fn check_readable(&self, job: &TrainJob, written: &str) -> Result<(), SiteError> {
-        Ok(self.locate(job, written).map(drop)?)
+    fn check_readable(&self, job: &TrainJob, params_path: &str) -> Result<(), SiteError> {
+        Ok(self.locate(job, params_path).map(drop)?)
     }
 }
 
@@ -360,26 +360,26 @@ mod tests {
         let mut job = TrainJob::new("job", TrainJobSpec::new(1, StoredParams::default()));
         job.metadata.namespace = Some("team".to_owned());
         let claim = |name: &str| Some(PersistentVolumeClaimSource { claim_name: name.to_owned() });
-        let volume = |name: &str, of: &str| JobVolume {
+        let volume = |name: &str, target: &str| JobVolume {
             name: name.to_owned(),
-            persistent_volume_claim: claim(of),
+            persistent_volume_claim: claim(target),
             config_map: None,
         };
-        let mount = |path: &str, of: &str, sub: Option<&str>| MountedDir {
+        let mount = |path: &str, target: &str, sub: Option<&str>| MountedDir {
             path: path.to_owned(),
-            volume: of.to_owned(),
+            volume: target.to_owned(),
             sub_path: sub.map(str::to_owned),
         };
         job.spec.volumes = vec![volume("d", "books"), volume("n", "nowhere")];
         job.spec.mount_dirs =
             vec![mount("/data", "d", None), mount("/data/deep", "d", Some("b/c")), mount("/n", "n", None)];
-        let site = ServerDirectories {
+        let directories = ServerDirectories {
             data: "/srv/data".into(),
             inputs: Some("/srv/inputs".into()),
             volumes: [(ObjectName::new("books").unwrap(), volume_at("/vol/books", &["team"]))].into(),
         };
-        let locate_text = |path: &str| site.locate(&job, path).map(|path| path.display().to_string());
-        let error = site.check_mounts(&job).unwrap_err().to_string();
+        let locate_text = |path: &str| directories.locate(&job, path).map(|path| path.display().to_string());
+        let error = directories.check_mounts(&job).unwrap_err().to_string();
         assert!(error.contains("offers no volume nowhere to namespace team"), "{error}");
         assert_eq!(locate_text("text/*.txt").unwrap(), "/srv/inputs/text/*.txt");
         assert_eq!(locate_text("/data/x.txt").unwrap(), "/vol/books/x.txt");
@@ -398,7 +398,7 @@ mod tests {
             config_map: Some(millrace_crds::ConfigMapSource { name: "texts".to_owned() }),
         });
         job.spec.mount_dirs.push(mount("/t2", "t2", None));
-        let locate_text = |path: &str| site.locate(&job, path).map(|path| path.display().to_string());
+        let locate_text = |path: &str| directories.locate(&job, path).map(|path| path.display().to_string());
         for bad in [
             "/srv/data/model_dirs/else/x",
             "/srv/data/millrace.db",
@@ -411,7 +411,7 @@ mod tests {
         ] {
             assert!(locate_text(bad).is_err(), "{bad}");
         }
-        let offering_parent = ServerDirectories { inputs: Some("/srv".into()), ..site.clone() };
+        let offering_parent = ServerDirectories { inputs: Some("/srv".into()), ..directories.clone() };
         let locate_text = |path: &str| offering_parent.locate(&job, path).map(|path| path.display().to_string());
         assert_eq!(
             locate_text("data/model_dirs/team/other/model_dir").unwrap(),
@@ -426,11 +426,11 @@ mod tests {
         }
         let mut bad_mounts = job.clone();
         bad_mounts.spec.mount_dirs = vec![mount("", "d", None), mount("/sub", "d", Some("x\0y"))];
-        for (path, why) in [("/etc/passwd", "none of spec.mountDirs"), ("/sub/x", "leads out of its volume")] {
-            let error = site.locate(&bad_mounts, path).unwrap_err().to_string();
-            assert!(error.contains(why), "{path}: {error}");
+        for (path, message) in [("/etc/passwd", "none of spec.mountDirs"), ("/sub/x", "leads out of its volume")] {
+            let error = directories.locate(&bad_mounts, path).unwrap_err().to_string();
+            assert!(error.contains(message), "{path}: {error}");
         }
-        let model_dir = |path: &str| match site.model_dir(&job, path) {
+        let model_dir = |path: &str| match directories.model_dir(&job, path) {
             Ok(dir) => Ok(dir.path.display().to_string()),
             Err(error) => Err(error_chain(&*error)),
         };
@@ -466,7 +466,7 @@ mod tests {
         job.spec.mount_dirs = names.map(|name| mount(&format!("/{name}"), name, None)).into();
         job.spec.mount_dirs.push(mount("/out", "shared", Some("team/runs")));
         let volume = |name: &str, volume: ServerVolume| (ObjectName::new(name).unwrap(), volume);
-        let site = ServerDirectories {
+        let directories = ServerDirectories {
             data: "/srv/data".into(),
             inputs: None,
             volumes: [
@@ -477,14 +477,14 @@ mod tests {
             ]
             .into(),
         };
-        let model_dir = |path: &str| match site.model_dir(&job, path) {
+        let model_dir = |path: &str| match directories.model_dir(&job, path) {
             Ok(dir) => Ok(dir.path.display().to_string()),
             Err(error) => Err(error_chain(&*error)),
         };
         assert_eq!(model_dir("/mine/run").unwrap(), "/vol/mine/run");
         assert_eq!(model_dir("/shared/team/run").unwrap(), "/vol/shared/team/run");
         assert_eq!(model_dir("/out/1").unwrap(), "/vol/shared/team/runs/1");
-        for (path, why) in [
+        for (path, message) in [
             ("/shared", "shared with other namespaces"),
             ("/shared/others/run", "shared with other namespaces"),
             ("/reading/run", "read-only"),
@@ -492,15 +492,16 @@ mod tests {
             ("/shared/team/../others", "`..`"),
         ] {
             let error = model_dir(path).unwrap_err();
-            assert!(error.contains(why), "{path}: {error}");
+            assert!(error.contains(message), "{path}: {error}");
         }
-        assert_eq!(site.locate(&job, "/reading/x").unwrap(), Path::new("/vol/reading/x"));
-        assert!(site.locate(&job, "/theirs/x").is_err());
-        assert!(site.locate(&job, "x.txt").unwrap_err().to_string().contains("--input-dir DIR"));
-        assert!(site.locate(&job, "/mine/x\0").unwrap_err().to_string().contains("NUL"));
+        assert_eq!(directories.locate(&job, "/reading/x").unwrap(), Path::new("/vol/reading/x"));
+        assert!(directories.locate(&job, "/theirs/x").is_err());
+        assert!(directories.locate(&job, "x.txt").unwrap_err().to_string().contains("--input-dir DIR"));
+        assert!(directories.locate(&job, "/mine/x\0").unwrap_err().to_string().contains("NUL"));
         assert!(
-            site.is_readable(&job, Path::new("/vol/mine/run")) && !site.is_readable(&job, Path::new("/vol/theirs/run"))
+            directories.is_readable(&job, Path::new("/vol/mine/run"))
+                && !directories.is_readable(&job, Path::new("/vol/theirs/run"))
         );
-        assert!(!site.is_readable(&job, Path::new("/srv/data/model_dirs/others/x")));
+        assert!(!directories.is_readable(&job, Path::new("/srv/data/model_dirs/others/x")));
     }
 }

@@ -93,7 +93,7 @@ pub enum LoaderPolicy {
     Denied,
 }
 
-/// Checks all files that `resolved`, the resolved `job`, reads; `texts` are its uploads, which are not stored yet.
+/// Checks all files that `resolved`, the resolved `job`, reads; `uploads` are its uploads, which are not stored yet.
 /// Returns the epoch of the training data, if its size is known.
 ///
 /// # Errors
@@ -102,14 +102,14 @@ pub fn check_inputs(
     directories: &ServerDirectories,
     job: &TrainJob,
     resolved: &JobSpec,
-    texts: Option<&UploadedFiles>,
+    uploads: Option<&UploadedFiles>,
     policy: LoaderPolicy,
 ) -> Result<Option<DatasetEpoch>, InputError> {
     directories.check_mounts(job)?;
     directories.make_job_files(job)?;
     let mut epoch = None;
     for (key, input) in resolved.active_inputs() {
-        let samples = InputCheck { directories, job, key, policy }.at(input, &resolved.model, texts)?;
+        let samples = InputCheck { directories, job, key, policy }.at(input, &resolved.model, uploads)?;
         if key == "train_input" {
             epoch = samples.map(|samples| DatasetEpoch::new(samples, input));
         }
@@ -132,21 +132,21 @@ impl InputCheck<'_> {
         &self,
         input: &InputSpec,
         model: &ModelSpec,
-        texts: Option<&UploadedFiles>,
+        uploads: Option<&UploadedFiles>,
     ) -> Result<Option<u64>, InputError> {
         let kind = source_spec(input, model).kind;
         let mut found = LocatedPaths::default();
-        for (at, written) in input.paths().iter().enumerate() {
-            let path = self.directories.locate(self.job, written)?;
-            let is_vocabulary = at >= input.paths().len() - input.vocabulary_paths();
-            match (texts.and_then(|texts| self.uploaded_at(&path, texts)), is_vocabulary) {
+        for (index, params_path) in input.paths().iter().enumerate() {
+            let path = self.directories.locate(self.job, params_path)?;
+            let is_vocabulary = index >= input.paths().len() - input.vocabulary_paths();
+            match (uploads.and_then(|uploads| self.uploaded_at(&path, uploads)), is_vocabulary) {
                 (Some(files), _) if files.is_empty() => {
-                    return Err(InputError::NotUploaded { key: self.key, path: written.clone() });
+                    return Err(InputError::NotUploaded { key: self.key, path: params_path.clone() });
                 }
                 (Some(files), false) => found.add_uploads(&kind, &files),
                 (Some(_), true) => found.has_uploaded_vocabulary = true,
-                (None, false) => found.data.push((written.clone(), path)),
-                (None, true) => found.vocabularies.push((written.clone(), path)),
+                (None, false) => found.data.push((params_path.clone(), path)),
+                (None, true) => found.vocabularies.push((params_path.clone(), path)),
             }
         }
         if let Some(name) = found.first_upload.as_ref().filter(|_| found.data.is_empty() && found.uploaded.bytes == 0) {
@@ -155,14 +155,14 @@ impl InputCheck<'_> {
         let Some(on_disk) = found.on_disk(input) else { return Ok(None) };
         let spec = source_spec(&on_disk, model);
         let checked = if found.has_uploaded_vocabulary { Ok(()) } else { check_tokenizer(&spec, model) };
-        let survey = checked.and_then(|()| match found.data.is_empty() {
+        let summary = checked.and_then(|()| match found.data.is_empty() {
             true => Ok(DataSummary::default()),
             false => survey_source(&spec),
         });
-        if let (SourceKind::Python { paths }, Ok(_)) = (&spec.kind, &survey) {
+        if let (SourceKind::Python { paths }, Ok(_)) = (&spec.kind, &summary) {
             self.check_interpreter(paths)?;
         }
-        survey
+        summary
             .and_then(|on_disk| on_disk.add(found.uploaded).epoch_samples(&spec))
             .map_err(|error| self.input_error(error, &found))
     }
@@ -187,12 +187,12 @@ impl InputCheck<'_> {
     }
 
     /// Returns the matching files among the uploads; `None` if `path` is not in their directory.
-    fn uploaded_at<'t>(&self, path: &Path, texts: &'t UploadedFiles) -> Option<Vec<&'t UploadedFile>> {
+    fn uploaded_at<'t>(&self, path: &Path, uploads: &'t UploadedFiles) -> Option<Vec<&'t UploadedFile>> {
         let namespace = LabelName::new(self.job.metadata.namespace.as_deref().unwrap_or_default()).ok()?;
-        let name = path.strip_prefix(self.directories.uploads_dir(&namespace, &texts.config_map)).ok()?.to_str()?;
+        let name = path.strip_prefix(self.directories.uploads_dir(&namespace, &uploads.config_map)).ok()?.to_str()?;
         let pattern = Pattern::new(name).ok();
-        let is_meant = |text: &str| text == name || pattern.as_ref().is_some_and(|pattern| pattern.matches(text));
-        Some(texts.files.iter().filter(|text| is_meant(text.name.as_str())).collect())
+        let is_match = |file: &str| file == name || pattern.as_ref().is_some_and(|pattern| pattern.matches(file));
+        Some(uploads.files.iter().filter(|file| is_match(file.name.as_str())).collect())
     }
 
     /// Returns the error of an input, with the path as the user wrote it.
@@ -203,12 +203,12 @@ impl InputCheck<'_> {
             _ => None,
         };
         let mut located = found.data.iter().chain(&found.vocabularies);
-        let written = missing.and_then(|path| located.find(|(_, location)| location == path));
-        let Some((written, _)) = written else {
+        let params_path = missing.and_then(|path| located.find(|(_, location)| location == path));
+        let Some((params_path, _)) = params_path else {
             return InputError::Data { key: self.key, error };
         };
-        let location = self.directories.search_description(self.job, written);
-        InputError::NotFound { key: self.key, path: written.clone(), location }
+        let location = self.directories.search_description(self.job, params_path);
+        InputError::NotFound { key: self.key, path: params_path.clone(), location }
     }
 }
 
@@ -296,8 +296,8 @@ mod tests {
                 content: content.clone(),
             };
             let files = uploads.iter().map(file).collect();
-            let texts = UploadedFiles { config_map: ObjectName::new("texts-1").unwrap(), files };
-            check_inputs(&self.directories, &self.job, &self.resolved, Some(&texts), LoaderPolicy::Denied)
+            let uploads = UploadedFiles { config_map: ObjectName::new("texts-1").unwrap(), files };
+            check_inputs(&self.directories, &self.job, &self.resolved, Some(&uploads), LoaderPolicy::Denied)
                 .map_err(|error| error.to_string())
         }
     }
@@ -306,9 +306,9 @@ mod tests {
     fn empty_upload_is_reported_by_its_own_name() {
         let mut case = Case::new(None);
         let mut check = |contents: &[String]| {
-            let name = |at: usize| format!("0-{at:04}-empty-{at}.txt");
+            let name = |index: usize| format!("0-{index:04}-empty-{index}.txt");
             let uploads: Vec<_> =
-                contents.iter().enumerate().map(|(at, content)| (name(at), content.clone())).collect();
+                contents.iter().enumerate().map(|(index, content)| (name(index), content.clone())).collect();
             let paths: Vec<_> = uploads.iter().map(|(name, _)| format!("{UPLOADS_DIR}/{name}")).collect();
             case.check(&paths, &uploads)
         };

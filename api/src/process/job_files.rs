@@ -52,27 +52,27 @@ impl JobFiles {
         if files.is_empty() || millrace_roots::is_dir(&directory) {
             return Ok(());
         }
-        let draft = directory.with_extension(uuid::Uuid::new_v4().simple().to_string());
-        let made = files.iter().try_for_each(|file| self.link(namespace, file, &draft));
-        let made = made.and_then(|()| match millrace_roots::rename(&draft, &directory) {
+        let temporary = directory.with_extension(uuid::Uuid::new_v4().simple().to_string());
+        let result = files.iter().try_for_each(|file| self.link(namespace, file, &temporary));
+        let result = result.and_then(|()| match millrace_roots::rename(&temporary, &directory) {
             // Another job has created it meanwhile.
             Err(_) if millrace_roots::is_dir(&directory) => Ok(()),
             renamed => renamed.map_err(|source| PathError::CreateDirectory { directory, source }),
         });
         // It does not exist any more, or it is incomplete.
-        let _ = millrace_roots::remove_dir_all(&draft);
-        made
+        let _ = millrace_roots::remove_dir_all(&temporary);
+        result
     }
 
-    fn link(&self, namespace: &LabelName, file: &JobFile, draft: &Path) -> Result<(), PathError> {
+    fn link(&self, namespace: &LabelName, file: &JobFile, temporary: &Path) -> Result<(), PathError> {
         let path = Path::new(&file.path);
         if path.components().any(|part| !matches!(part, Component::Normal(_))) {
             return Err(PathError::FilePath(file.path.clone()));
         }
         let digest =
             BlobDigest::new(&*file.digest).map_err(|source| PathError::Name { field: "spec.files", source })?;
-        let (blob, link) = (self.blobs.join(namespace).join(&digest), draft.join(path));
-        let parent = link.parent().unwrap_or(draft);
+        let (blob, link) = (self.blobs.join(namespace).join(&digest), temporary.join(path));
+        let parent = link.parent().unwrap_or(temporary);
         let linked = millrace_roots::create_dir_all(parent).and_then(|()| millrace_roots::hard_link(&blob, &link));
         linked.map_err(|source| match source.kind() {
             io::ErrorKind::NotFound => PathError::UploadNotFound { path: file.path.clone(), digest },
@@ -174,7 +174,7 @@ mod tests {
             let error = case.files.make(&case.namespace, &[good.clone(), bad]).unwrap_err().to_string();
             assert!(error.starts_with(message), "{error}");
         }
-        let left = std::fs::read_dir(case.files.dir.join(&case.namespace)).unwrap().count();
-        assert_eq!(left, 0);
+        let count = std::fs::read_dir(case.files.dir.join(&case.namespace)).unwrap().count();
+        assert_eq!(count, 0);
     }
 }

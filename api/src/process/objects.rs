@@ -104,7 +104,7 @@ impl ObjectStore {
     /// # Errors
     /// The database fails.
     pub async fn watch_jobs(&self) -> Result<Watch<TrainJob>> {
-        let _turn = self.writing.lock().await;
+        let _guard = self.writing.lock().await;
         Ok(self.jobs.watch(self.live_jobs().await?))
     }
 
@@ -122,7 +122,7 @@ impl ObjectStore {
     /// # Errors
     /// The database fails.
     pub async fn watch_appliances(&self) -> Result<Watch<Appliance>> {
-        let _turn = self.writing.lock().await;
+        let _guard = self.writing.lock().await;
         let rows = self.store.appliances().await?;
         Ok(self.appliances.watch(rows.iter().filter_map(|row| from_json_text(&row.name, &row.document)).collect()))
     }
@@ -161,7 +161,7 @@ impl ObjectStore {
             key: new.key,
             content: content(&job)?,
         };
-        let _turn = self.writing.lock().await;
+        let _guard = self.writing.lock().await;
         match self.store.create_job(&row).await? {
             CreateResult::New(_) => {
                 self.jobs.publish(&Event::Apply(job.clone()));
@@ -214,7 +214,7 @@ impl ObjectStore {
         let (uid, version) = (job.uid().unwrap_or_default(), version(&job));
         job.metadata.resource_version = Some((version + 1).to_string());
         let content = content(&job)?;
-        let _turn = self.writing.lock().await;
+        let _guard = self.writing.lock().await;
         if self.store.replace_job(&uid, version, &content).await?.is_none() {
             return Ok(None);
         }
@@ -227,7 +227,7 @@ impl ObjectStore {
     /// # Errors
     /// The database fails.
     pub async fn delete_job(&self, job: &TrainJob) -> Result<bool> {
-        let _turn = self.writing.lock().await;
+        let _guard = self.writing.lock().await;
         let deleted =
             self.store.mark_deleted(&job.uid().unwrap_or_default(), Timestamp::now().as_millisecond()).await?;
         if deleted {
@@ -294,7 +294,7 @@ impl ObjectStore {
         let version = version(&appliance);
         appliance.metadata.resource_version = Some((version + 1).to_string());
         let document = to_json_text(&appliance)?;
-        let _turn = self.writing.lock().await;
+        let _guard = self.writing.lock().await;
         if self.store.replace_appliance(&appliance.name_any(), version, &document).await?.is_none() {
             return Ok(None);
         }

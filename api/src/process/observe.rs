@@ -19,8 +19,8 @@ pub fn observed_agent(
     let role = Role::from_name(process.agent.role.as_str()).unwrap_or(Role::Coordinator);
     let reported = reported.filter(|_| role == Role::Coordinator);
     let state = match &process.ended {
-        Some((ending, at)) => {
-            AgentState::Ended(process_end(*ending, Timestamp::try_from(*at).ok(), &process, reported))
+        Some((exit, ended_at)) => {
+            AgentState::Ended(process_end(*exit, Timestamp::try_from(*ended_at).ok(), &process, reported))
         }
         None if process.ready => AgentState::Ready,
         None => AgentState::Starting,
@@ -38,12 +38,12 @@ pub fn observed_agent(
 }
 
 fn process_end(
-    ending: ProcessExit,
-    at: Option<Timestamp>,
+    exit: ProcessExit,
+    ended_at: Option<Timestamp>,
     process: &ProcessStatus,
     reported: Option<&ReportedOutcome>,
 ) -> ProcessEnd {
-    let exit_code = match ending {
+    let exit_code = match exit {
         ProcessExit::Code(code) => code,
         // As shells and container runtimes do.
         ProcessExit::Signal(signal) => 128 + signal,
@@ -52,15 +52,15 @@ fn process_end(
         _ if exit_code == 0 => ("Completed", None),
         Some(reported) => (reported.reason.as_str(), Some(reported.message.clone())),
         // The last line that a process wrote does not explain a signal.
-        None if matches!(ending, ProcessExit::Signal(_)) => ("Error", Some(describe_exit(exit_code))),
+        None if matches!(exit, ProcessExit::Signal(_)) => ("Error", Some(describe_exit(exit_code))),
         None => ("Error", process.last_lines.last().cloned()),
     };
     ProcessEnd {
         exit_code: Some(exit_code),
         reason: reason.to_owned(),
-        message: detail.unwrap_or_else(|| format!("{} {ending}", process.agent)),
+        message: detail.unwrap_or_else(|| format!("{} {exit}", process.agent)),
         log_tail: process.last_lines.clone(),
-        at,
+        at: ended_at,
     }
 }
 

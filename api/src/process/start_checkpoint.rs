@@ -1,7 +1,7 @@
 //! Checks the checkpoint that a job starts from, before the job runs; [`find_start_checkpoint`] has the rule.
 //!
 //! * A training job without `checkpoint_path` resumes from the newest checkpoint of its model_dir. That directory is
-//!   named after the job, so an earlier job of the same name may have written it: users are told.
+//!   named after the job, so an earlier job of the same name may have written it: a note names the checkpoint.
 //! * The result may change until the job starts, because jobs that run until then write checkpoints, too.
 
 use std::path::{Path, PathBuf};
@@ -49,9 +49,9 @@ pub fn check_start_checkpoint(
     model_dir: &Path,
 ) -> Result<Option<String>, StartCheckpointError> {
     let run = &resolved.run;
-    let written = run.checkpoint_path.as_deref();
-    let named = written.map(|path| directories.locate(job, path)).transpose()?;
-    match (find_start_checkpoint(run, named.as_deref(), model_dir), written) {
+    let params_path = run.checkpoint_path.as_deref();
+    let path = params_path.map(|params_path| directories.locate(job, params_path)).transpose()?;
+    match (find_start_checkpoint(run, path.as_deref(), model_dir), params_path) {
         (Ok(StartCheckpoint::Newest(checkpoint)), _) if run.mode.trains() => Ok(resume_note(&checkpoint, model_dir)),
         (Ok(StartCheckpoint::Missing), _) => Err(StartCheckpointError::NothingToEvaluate(model_dir.to_owned())),
         (Ok(_), _) => Ok(None),

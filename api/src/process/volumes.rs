@@ -121,9 +121,9 @@ pub fn parse_volume(text: &str) -> Result<(ObjectName, ServerVolume), VolumeErro
 ///
 /// # Errors
 /// Two volumes have the same name.
-pub fn collect_unique(given: &[(ObjectName, ServerVolume)]) -> Result<Volumes, VolumeError> {
+pub fn collect_unique(list: &[(ObjectName, ServerVolume)]) -> Result<Volumes, VolumeError> {
     let mut volumes = Volumes::new();
-    for (name, volume) in given {
+    for (name, volume) in list {
         if volumes.insert(name.clone(), volume.clone()).is_some() {
             return Err(VolumeError::Duplicate(name.clone()));
         }

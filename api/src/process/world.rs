@@ -133,13 +133,13 @@ impl ProcessWorld {
     /// Returns the launch of an attempt, with the paths of this machine.
     fn local_run(&self, attempt: &AttemptContext<'_>, uid: &str) -> Result<LocalRun, LocalRunError> {
         let mut launch = launch(attempt)?;
-        let place = |path: &mut String| {
+        let locate = |path: &mut String| {
             *path = self.directories.locate(attempt.job, path)?.display().to_string();
             Ok::<(), PathError>(())
         };
         let inputs = [Some(&mut launch.job.train_input), launch.job.eval_input.as_mut()];
         let data = inputs.into_iter().flatten().filter_map(|input| input.paths_mut()).flatten();
-        data.chain(&mut launch.job.model.graph).try_for_each(place)?;
+        data.chain(&mut launch.job.model.graph).try_for_each(locate)?;
         if let Some(path) = launch.resume.checkpoint_path.take() {
             launch.resume.checkpoint_path = Some(self.directories.locate(attempt.job, &path.display().to_string())?);
         }

@@ -109,8 +109,8 @@ pub async fn delete(State(api): State<Arc<AppState>>, ValidPath(path): ValidPath
 ///
 /// # Errors
 /// [`ErrorReason::Invalid`]: one is missing, with its field.
-pub async fn check_uploads(api: &AppState, order: &SubmitRequest, will_create: bool) -> Result<()> {
-    let spec = &order.object["spec"];
+pub async fn check_uploads(api: &AppState, request: &SubmitRequest, will_create: bool) -> Result<()> {
+    let spec = &request.object["spec"];
     let of_model = ["graph", "weights"].map(|key| (format!("spec.model.{key}"), &spec["model"][key]));
     let files = spec["files"].as_array().into_iter().flatten().enumerate();
     let of_files = files.map(|(at, file)| (format!("spec.files[{at}].digest"), &file["digest"]));
@@ -120,7 +120,7 @@ pub async fn check_uploads(api: &AppState, order: &SubmitRequest, will_create: b
         let digest = BlobDigest::new(digest).map_err(|error| {
             ApiError::invalid(vec![FieldError { field: field.clone(), message: error.to_string() }])
         })?;
-        let (blobs, namespace) = api.backend.blobs(namespace(&order.namespace)?).await?;
+        let (blobs, namespace) = api.backend.blobs(namespace(&request.namespace)?).await?;
         blobs.use_blob(namespace, digest, field).await?;
     }
     Ok(())

@@ -43,15 +43,15 @@ pub async fn create(
     ValidQuery(CreateQuery { dry_run }): ValidQuery<CreateQuery>,
     request: Request,
 ) -> Result<Response> {
-    let mut order = read_submission(&api, &ns, &principal, request).await?;
-    check_uploads(&api, &order, dry_run.is_none()).await?;
-    order.is_server_user = principal.is_server_user(&api).await;
+    let mut submission = read_submission(&api, &ns, &principal, request).await?;
+    check_uploads(&api, &submission, dry_run.is_none()).await?;
+    submission.is_server_user = principal.is_server_user(&api).await;
     match dry_run.as_deref() {
         None => {}
-        Some("All") => return Ok(Json(api.backend.dry_run(&order).await?).into_response()),
+        Some("All") => return Ok(Json(api.backend.dry_run(&submission).await?).into_response()),
         Some(_) => return Err(bad_query_parameter("dryRun", "the value must be All, if given")),
     }
-    Ok(match api.backend.create(order).await? {
+    Ok(match api.backend.create(submission).await? {
         SubmitResult::New(job) => (StatusCode::CREATED, [location_header(&ns, &job)], Json(job)).into_response(),
         SubmitResult::Replayed(job) => {
             let replayed = (HeaderName::from_static("idempotent-replay"), HeaderValue::from_static("true"));
@@ -81,11 +81,11 @@ pub async fn plan(
     ValidPath(ns): ValidPath<String>,
     request: Request,
 ) -> Result<Json<JobPlan>> {
-    let mut order = read_submission(&api, &ns, &caller.principal, request).await?;
-    check_uploads(&api, &order, false).await?;
-    order.is_server_user = caller.principal.is_server_user(&api).await;
-    order.may_create = caller.is_allowed(Action::Create, &ns).await.unwrap_or(false);
-    Ok(Json(api.backend.plan(&order).await?))
+    let mut submission = read_submission(&api, &ns, &caller.principal, request).await?;
+    check_uploads(&api, &submission, false).await?;
+    submission.is_server_user = caller.principal.is_server_user(&api).await;
+    submission.may_create = caller.is_allowed(Action::Create, &ns).await.unwrap_or(false);
+    Ok(Json(api.backend.plan(&submission).await?))
 }
 
 /// Query parameters: filters of jobs.

@@ -107,7 +107,7 @@ pub const OVERRIDE_FLAGS: [&str; 8] = [
     "logging",
 ];
 
-/// Reads the job that `who` submits to namespace `ns`. The documents are parsed by the pool for expensive work.
+/// Reads the job that `principal` submits to namespace `ns`. The documents are parsed by the pool for expensive work.
 ///
 /// # Errors
 /// The body can't be read, the params are invalid, or a limit of the pool or of the account is exceeded
@@ -120,7 +120,7 @@ pub async fn read_submission(
 ) -> Result<SubmitRequest> {
     let slot = api.compute.admit(&principal.account)?;
     let submission = Submission::receive(ns, &principal.name, &principal.account, request).await?;
-    api.compute.run_admitted(slot, move || submission.order()).await
+    api.compute.run_admitted(slot, move || submission.into_request()).await
 }
 
 /// A request to create a job, completely received and not parsed yet.
@@ -157,9 +157,9 @@ impl Submission {
     /// # Errors
     /// A document can't be read, the params are invalid, or the object has another kind or namespace, or an annotation
     /// below `millrace.dev/` that the server does not set.
-    pub fn order(self) -> Result<SubmitRequest> {
+    pub fn into_request(self) -> Result<SubmitRequest> {
         let Self { namespace, submitter, account, key, sent, trace } = self;
-        let (mut object, texts, hash, stem) = sent.read()?;
+        let (mut object, uploads, hash, stem) = sent.read()?;
         // The submitter is a part of the hash: a key belongs to one account.
         let hash = blake3::Hasher::new().update(hash.as_bytes()).update(submitter.as_bytes()).finalize();
         let key = key.map(|key| IdempotencyKey { key, body_hash: hash.to_hex().to_string() });
@@ -167,11 +167,11 @@ impl Submission {
         if let Some(trace) = trace {
             object["metadata"]["annotations"][TRACEPARENT_ANNOTATION] = trace.to_string().into();
         }
-        let texts = name_uploads(&mut object, texts)?;
+        let uploads = name_uploads(&mut object, uploads)?;
         Ok(SubmitRequest {
             namespace,
             object: Arc::new(object),
-            texts,
+            uploads,
             submitter,
             account,
             key,
@@ -389,11 +389,11 @@ impl FormParts {
         }
         apply_overrides(&mut params, &overrides)?;
         fill_from_runconfig(&mut spec, &params);
-        let texts = attach_uploads(&mut params, &mut spec, files)?;
+        let uploaded_files = attach_uploads(&mut params, &mut spec, files)?;
         attach_named_uploads(&mut params, &mut spec, uploads)?;
         spec.insert("params".to_owned(), params);
         let object = json!({"metadata": metadata, "spec": spec});
-        Ok((object, texts, digest.finalize(), stem))
+        Ok((object, uploaded_files, digest.finalize(), stem))
     }
 }
 

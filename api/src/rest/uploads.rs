@@ -43,7 +43,7 @@ pub fn attach_uploads(
 ) -> Result<Vec<UploadedFile>> {
     let named = DataPaths::of(params);
     named.check_work(files.iter().map(|(path, _)| path.as_str()))?;
-    let (mut texts, mut renamed, mut total) = (Vec::new(), Vec::new(), 0);
+    let (mut uploads, mut renamed, mut total) = (Vec::new(), Vec::new(), 0);
     files.sort_by(|(a, _), (b, _)| a.cmp(b));
     for (at, (path, bytes)) in files.into_iter().enumerate() {
         let fault = |message: String| ApiError::invalid(vec![FieldError { field: path.clone(), message }]);
@@ -66,14 +66,14 @@ pub fn attach_uploads(
             ));
         }
         renamed.push((stands_for.clone(), by));
-        texts.push(UploadedFile { name, content });
+        uploads.push(UploadedFile { name, content });
     }
     rename_paths(params, &renamed.into_iter().rev().collect());
-    if !texts.is_empty() {
+    if !uploads.is_empty() {
         reserve_name(spec, "volumes", "name", UPLOADS_VOLUME, json!({"configMap": {"name": UPLOADS_VOLUME}}))?;
         reserve_name(spec, "mountDirs", "path", UPLOADS_DIR, json!({"volume": UPLOADS_VOLUME}))?;
     }
-    Ok(texts)
+    Ok(uploads)
 }
 
 /// Replaces the characters of a file's name that may have a meaning in a path or a glob.
@@ -254,9 +254,12 @@ mod tests {
     fn uploaded_files_are_found_where_the_params_say() {
         let mut params = json!({"train_input": {"data_dir": ["a/x.txt", "y"]}, "model": {}});
         let mut spec = Map::new();
-        let texts =
+        let uploads =
             attach_uploads(&mut params, &mut spec, vec![("a/x.txt".to_owned(), Bytes::from_static(b"text"))]).unwrap();
-        assert_eq!(texts, [UploadedFile { name: FileName::new("0-0000-x.txt").unwrap(), content: "text".to_owned() }]);
+        assert_eq!(
+            uploads,
+            [UploadedFile { name: FileName::new("0-0000-x.txt").unwrap(), content: "text".to_owned() }]
+        );
         assert_eq!(
             params,
             json!({"train_input": {"data_dir": [format!("{UPLOADS_DIR}/0-0000-x.txt"), "y"]}, "model": {}})
@@ -264,8 +267,8 @@ mod tests {
         assert_eq!(spec["mountDirs"][0]["path"], UPLOADS_DIR);
         let mut params = json!({"train_input": {"data_dir": "a/*.txt"}});
         let files = ["a/2.txt", "a/1.txt"].map(|name| (name.to_owned(), Bytes::from_static(b"t"))).to_vec();
-        let texts = attach_uploads(&mut params, &mut Map::new(), files).unwrap();
-        assert_eq!(texts.iter().map(|text| text.name.as_str()).collect::<Vec<_>>(), ["0-0000-1.txt", "0-0001-2.txt"]);
+        let uploads = attach_uploads(&mut params, &mut Map::new(), files).unwrap();
+        assert_eq!(uploads.iter().map(|file| file.name.as_str()).collect::<Vec<_>>(), ["0-0000-1.txt", "0-0001-2.txt"]);
         assert_eq!(params["train_input"]["data_dir"], format!("{UPLOADS_DIR}/0-*"));
         let mut params = json!({"train_input": {"tokenizer_file": "t.json"}, "model": {"vocab_file": "words.txt"}});
         let files = ["words.txt", "t.json"].map(|name| (name.to_owned(), Bytes::from_static(b"t"))).to_vec();
@@ -285,12 +288,12 @@ mod tests {
             let mut object = json!({"metadata": {"name": "job"}, "spec": spec});
             let mut params = json!({"train_input": {"data_dir": "a.txt"}});
             let files = attach_uploads(&mut params, object["spec"].as_object_mut().unwrap(), text())?;
-            name_uploads(&mut object, files).map(|texts| (texts.unwrap(), object))
+            name_uploads(&mut object, files).map(|uploads| (uploads.unwrap(), object))
         };
-        let (texts, object) = upload(json!({"volumes": [{"name": "mine", "configMap": {"name": "/x"}}]})).unwrap();
+        let (uploads, object) = upload(json!({"volumes": [{"name": "mine", "configMap": {"name": "/x"}}]})).unwrap();
         assert_eq!(object["spec"]["volumes"][0]["configMap"]["name"], "/x", "which the definition refuses");
-        assert_eq!(object["spec"]["volumes"][1]["configMap"]["name"], texts.config_map.as_str());
-        assert!(texts.config_map.as_str().starts_with("texts-"));
+        assert_eq!(object["spec"]["volumes"][1]["configMap"]["name"], uploads.config_map.as_str());
+        assert!(uploads.config_map.as_str().starts_with("texts-"));
         for (spec, field) in [
             (json!({"volumes": [{"name": "texts", "configMap": {"name": "x"}}]}), "spec.volumes[0].name"),
             (json!({"mountDirs": [{"path": UPLOADS_DIR, "volume": "mine"}]}), "spec.mountDirs[0].path"),
@@ -304,9 +307,10 @@ mod tests {
     fn name_of_uploaded_text_is_one_component() {
         for path in ["../../x", "/etc/passwd", "a\0b", "..", "", "é/ü", "a/."] {
             let mut params = json!({"train_input": {"data_dir": path}});
-            let texts = attach_uploads(&mut params, &mut Map::new(), vec![(path.to_owned(), Bytes::from_static(b"t"))])
-                .unwrap();
-            assert!(texts[0].name.as_str().starts_with("0-0000-"), "{path:?}");
+            let uploads =
+                attach_uploads(&mut params, &mut Map::new(), vec![(path.to_owned(), Bytes::from_static(b"t"))])
+                    .unwrap();
+            assert!(uploads[0].name.as_str().starts_with("0-0000-"), "{path:?}");
         }
         let long = "x".repeat(300);
         let mut params = json!({"train_input": {"data_dir": long}});

@@ -13,8 +13,8 @@ fn submit(content_type: &str, bytes: &[u8]) {
     let request = Request::builder().header("content-type", content_type).header("idempotency-key", "key");
     let request = request.body(Body::from(bytes.to_vec())).expect("a request");
     let received = runtime().block_on(Submission::receive("team", "somebody", "token", request));
-    if let Err(refusal) = received.and_then(Submission::order) {
-        assert!((400..500).contains(&refusal.reason.status()), "a bad request is no fault of the server: {refusal}");
+    if let Err(error) = received.and_then(Submission::into_request) {
+        assert!((400..500).contains(&error.reason.status()), "a bad request is not a fault of the server: {error}");
     }
 }
 
