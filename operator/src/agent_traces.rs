@@ -153,21 +153,21 @@ mod tests {
     #[test]
     fn collector_url_has_host_and_port() {
         let cidr = json!({"ipBlock": {"cidr": "192.0.2.0/24"}});
-        let with = |peer: serde_json::Value, ports: serde_json::Value| {
+        let policy = |peer: serde_json::Value, ports: serde_json::Value| {
             json!({"peer": peer, "ports": ports}).to_string().parse::<Collector>()
         };
-        assert!(with(cidr.clone(), json!([4317])).is_ok());
-        let everywhere = json!({});
+        assert!(policy(cidr.clone(), json!([4317])).is_ok());
+        let any_peer = json!({});
         let both = json!({"ipBlock": {"cidr": "192.0.2.0/24"}, "podSelector": {}});
         for (peer, ports) in [
-            (everywhere, json!([4317])),
+            (any_peer, json!([4317])),
             (both, json!([4317])),
             (cidr.clone(), json!([])),
             (cidr.clone(), json!([0])),
             (cidr.clone(), json!([65536])),
             (cidr, json!(vec![1; MAX_PORTS + 1])),
         ] {
-            assert!(with(peer.clone(), ports.clone()).is_err(), "{peer} {ports}");
+            assert!(policy(peer.clone(), ports.clone()).is_err(), "{peer} {ports}");
         }
     }
 

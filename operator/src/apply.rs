@@ -46,17 +46,17 @@ impl ChildCreator {
         let collector = args.agents_collector.clone().filter(|_| millrace_traces::is_configured());
         let agent_traces = collector.and_then(|collector| {
             let traces = AgentTraces::from_environment(collector, |name| std::env::var(name).ok());
-            traces.inspect_err(|why| tracing::warn!("{why}")).ok()
+            traces.inspect_err(|error| tracing::warn!("{error}")).ok()
         });
         let (log_format, upload_server) = (args.log_format, args.upload_server());
         Self { client, certificates, log_format, agent_traces, upload_server }
     }
 
-    /// Creates the missing children of `attempt`. `there` are the pods that exist.
+    /// Creates the missing children of `attempt`. `pods` are the pods that exist.
     ///
     /// # Errors
     /// The API server rejected a request or is unreachable, or a child can't be built.
-    pub async fn ensure_attempt(&self, attempt: &AttemptContext<'_>, there: &[Pod]) -> Result<(), Error> {
+    pub async fn ensure_attempt(&self, attempt: &AttemptContext<'_>, pods: &[Pod]) -> Result<(), Error> {
         let namespace = JobNamespace { client: &self.client, namespace: attempt.job.namespace().unwrap_or_default() };
         namespace.apply(&children::service(attempt)).await?;
         let mut policy = children::network_policy(attempt);
@@ -69,7 +69,7 @@ impl ChildCreator {
         }
         self.add_fetchers(attempt, &mut missing, &mut policy)?;
         namespace.apply(&policy).await?;
-        missing.retain(|pod| !there.iter().any(|other| other.metadata.name == pod.metadata.name));
+        missing.retain(|pod| !pods.iter().any(|other| other.metadata.name == pod.metadata.name));
         if missing.is_empty() {
             return namespace.delete_previous_attempt(attempt).await;
         }
@@ -133,8 +133,8 @@ impl JobNamespace<'_> {
     /// be counted or removed.
     async fn delete_unlisted_pod(&self, pod: &Pod, job: &TrainJob) -> Result<(), Error> {
         let (pods, name) = (self.api::<Pod>(), pod.name_any());
-        let named = ListParams::default().fields(&format!("metadata.name={name}"));
-        let found = pods.list_metadata(&named).await.map_err(Error::api("get a pod"))?.items;
+        let by_name = ListParams::default().fields(&format!("metadata.name={name}"));
+        let found = pods.list_metadata(&by_name).await.map_err(Error::api("get a pod"))?.items;
         let Some(found) = found.first() else { return Ok(()) };
         if !found.owner_references().iter().any(|owner| Some(&owner.uid) == job.uid().as_ref()) {
             return Err(ChildError::PodNameTaken(name).into());

@@ -219,7 +219,7 @@ pub struct CertificateManager {
     secrets: Api<Secret>,
     authority_name: String,
     rest_server_name: String,
-    held: RwLock<Arc<Authorities>>,
+    authorities: RwLock<Arc<Authorities>>,
     metrics: Arc<Metrics>,
 }
 
@@ -238,14 +238,14 @@ impl CertificateManager {
     ) -> Result<Self, AuthorityError> {
         let secrets = Api::namespaced(client.clone(), namespace);
         let (authority_name, rest_server_name) = (authority_name.to_owned(), rest_server_name.to_owned());
-        let held = RwLock::new(Arc::new(Authorities::new(SystemTime::now())?));
-        let keeper = Self { secrets, authority_name, rest_server_name, held, metrics };
-        keeper.renew(SystemTime::now()).await?;
-        Ok(keeper)
+        let authorities = RwLock::new(Arc::new(Authorities::new(SystemTime::now())?));
+        let certificates = Self { secrets, authority_name, rest_server_name, authorities, metrics };
+        certificates.renew(SystemTime::now()).await?;
+        Ok(certificates)
     }
 
     pub fn authorities(&self) -> Arc<Authorities> {
-        self.held.read().unwrap_or_else(PoisonError::into_inner).clone()
+        self.authorities.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Issues a new identity of the operator itself.
@@ -270,7 +270,7 @@ impl CertificateManager {
     /// Renews what is due at `now`.
     async fn renew(&self, now: SystemTime) -> Result<(), AuthorityError> {
         let authorities = Arc::new(self.load(now).await?);
-        *self.held.write().unwrap_or_else(PoisonError::into_inner) = authorities.clone();
+        *self.authorities.write().unwrap_or_else(PoisonError::into_inner) = authorities.clone();
         if let Some(expires) = authorities.newest.expires {
             self.metrics.set_certificate(AUTHORITY_METRIC, expires);
         }

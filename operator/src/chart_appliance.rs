@@ -99,9 +99,9 @@ impl ChartAppliance {
     }
 }
 
-/// Collects the fields that `named` has, and whose values in `desired` and `current` differ.
-fn differences(named: &Value, desired: &Value, current: &Value, path: &str, edits: &mut Vec<String>) {
-    if let (Value::Object(fields), Value::Object(_)) = (named, desired) {
+/// Collects the fields that `values` has, and whose values in `desired` and `current` differ.
+fn differences(values: &Value, desired: &Value, current: &Value, path: &str, edits: &mut Vec<String>) {
+    if let (Value::Object(fields), Value::Object(_)) = (values, desired) {
         for (key, value) in fields {
             differences(value, &desired[key], &current[key], &format!("{path}.{key}"), edits);
         }

@@ -202,17 +202,17 @@ mod tests {
 
     #[test]
     fn failures_of_different_attempts_or_roles_are_never_folded() {
-        let of = |attempt, role: Option<&str>| {
+        let event_of = |attempt, role: Option<&str>| {
             action(&JobEvent { attempt, role: role.map(str::to_owned), ..JobEvent::default() })
         };
         let all = [
-            of(None, None),
-            of(Some(1), None),
-            of(Some(1), Some("cs2")),
-            of(Some(2), Some("cs2")),
-            of(Some(2), Some("memoryx")),
+            event_of(None, None),
+            event_of(Some(1), None),
+            event_of(Some(1), Some("cs2")),
+            event_of(Some(2), Some("cs2")),
+            event_of(Some(2), Some("memoryx")),
         ];
-        let once: std::collections::BTreeSet<&String> = all.iter().collect();
-        assert_eq!(once.len(), all.len(), "{all:?}");
+        let unique: std::collections::BTreeSet<&String> = all.iter().collect();
+        assert_eq!(unique.len(), all.len(), "{all:?}");
     }
 }

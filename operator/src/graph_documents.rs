@@ -41,9 +41,10 @@ enum RemoteError {
     Rejected(String),
     /// The server can't send it at present.
     #[error(
-        "the graph document can't be read from the REST server at {server} yet: {why}; the job is planned when it can"
+        "the graph document can't be read from the REST server at {server} yet: {reason}; the job is planned when it \
+         can"
     )]
-    Unavailable { server: String, why: String },
+    Unavailable { server: String, reason: String },
 }
 
 impl From<RemoteError> for DocumentError {
@@ -60,7 +61,7 @@ pub struct RemoteDocuments {
     /// `host:port`.
     server: String,
     /// Issues the operator's identity.
-    keeper: Arc<CertificateManager>,
+    certificates: Arc<CertificateManager>,
     /// The threads of the control loop.
     runtime: Handle,
     /// When the server last did not respond.
@@ -70,32 +71,32 @@ pub struct RemoteDocuments {
 impl RemoteDocuments {
     /// Reads documents from `server` (`host:port`). Must be called within a Tokio runtime, which then drives the
     /// connections.
-    pub fn new(server: String, keeper: Arc<CertificateManager>) -> Self {
-        Self { server, keeper, runtime: Handle::current(), unresponsive_since: Mutex::default() }
+    pub fn new(server: String, certificates: Arc<CertificateManager>) -> Self {
+        Self { server, certificates, runtime: Handle::current(), unresponsive_since: Mutex::default() }
     }
 
     fn unresponsive_since(&self) -> MutexGuard<'_, Option<Instant>> {
         self.unresponsive_since.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn unavailable(&self, why: impl ToString) -> RemoteError {
-        RemoteError::Unavailable { server: self.server.clone(), why: why.to_string() }
+    fn unavailable(&self, error: impl ToString) -> RemoteError {
+        RemoteError::Unavailable { server: self.server.clone(), reason: error.to_string() }
     }
 
     fn fetch(&self, uid: String, digest: &BlobDigest) -> Result<Vec<u8>, RemoteError> {
         if self.unresponsive_since().is_some_and(|since| since.elapsed() < UNRESPONSIVE_TTL) {
             return Err(self.unavailable("it does not respond"));
         }
-        let identity = self.keeper.operator().map_err(|error| self.unavailable(error))?;
+        let identity = self.certificates.operator().map_err(|error| self.unavailable(error))?;
         let (sender, receiver) = mpsc::channel();
-        let (server, wanted, began) = (self.server.clone(), digest.clone(), Instant::now());
+        let (server, requested, started) = (self.server.clone(), digest.clone(), Instant::now());
         self.runtime.spawn(async move {
-            let read = blobs::read(&server, &identity, (&uid, &wanted), MAX_GRAPH_BYTES + 1);
+            let read = blobs::read(&server, &identity, (&uid, &requested), MAX_GRAPH_BYTES + 1);
             // The receiver waits.
             let _ = sender.send(timeout(READ_TIMEOUT, read).await);
         });
         let read = receiver.recv();
-        let is_slow = began.elapsed() >= UNRESPONSIVE_THRESHOLD && !matches!(read, Ok(Ok(Ok(_))));
+        let is_slow = started.elapsed() >= UNRESPONSIVE_THRESHOLD && !matches!(read, Ok(Ok(Ok(_))));
         *self.unresponsive_since() = is_slow.then(Instant::now);
         // The channel is closed if the runtime is shut down.
         match read.map_err(|_| self.unavailable("this operator is no longer the leader"))? {

@@ -149,7 +149,7 @@ impl ObservedLease {
     fn is_over(&mut self, spec: Option<&LeaseSpec>, now: Instant) -> bool {
         let spec = spec.cloned().unwrap_or_default();
         match &self.0 {
-            Some((seen, since)) if *seen == spec => now.duration_since(*since) >= LEASE_DURATION,
+            Some((observed, observed_at)) if *observed == spec => now.duration_since(*observed_at) >= LEASE_DURATION,
             _ => {
                 self.0 = Some((spec, now));
                 false
@@ -176,8 +176,8 @@ fn claim_lease(
         ..Lease::default()
     });
     let old = lease.spec.take().unwrap_or_default();
-    let mine = old.holder_identity.as_deref() == Some(identity);
-    let begins = !mine || intent == LeaseIntent::New;
+    let is_own = old.holder_identity.as_deref() == Some(identity);
+    let begins = !is_own || intent == LeaseIntent::New;
     let transitions = old.lease_transitions.unwrap_or(0) + i32::from(begins);
     lease.spec = Some(LeaseSpec {
         holder_identity: Some(identity.to_owned()),

@@ -46,34 +46,34 @@ pub struct Leadership {
 }
 
 impl Leadership {
-    /// Leads until `ending` becomes true; running reconciles are then completed. Dropping the future ends everything.
+    /// Leads until `shutdown` becomes true; running reconciles are then completed. Dropping the future ends everything.
     ///
     /// # Errors
     /// The certificate authority can't be read or created, the chart's values can't be read, the threads can't be
     /// started, or a task panicked.
-    pub async fn run(self, ending: watch::Receiver<bool>) -> anyhow::Result<()> {
+    pub async fn run(self, shutdown: watch::Receiver<bool>) -> anyhow::Result<()> {
         let runtime =
             Builder::new_multi_thread().worker_threads(LEADER_THREADS).thread_name("leader").enable_all().build();
         let runtime = runtime.context("can't start the threads of a leader")?;
-        let control = runtime.spawn(self.control(ending));
+        let control = runtime.spawn(self.control(shutdown));
         let _abandoned = BackgroundRuntime(Some(runtime));
         control.await.context("the control loop failed")?
     }
 
-    async fn control(self, ending: watch::Receiver<bool>) -> anyhow::Result<()> {
+    async fn control(self, shutdown: watch::Receiver<bool>) -> anyhow::Result<()> {
         let Self { args, events, metrics, watchdog, term, epoch } = self;
         // The client must belong to these threads, so that the tasks of its connections end with them.
         let client = term.client(&connect().await?);
-        let keeper = CertificateManager::load_or_create(
+        let certificates = CertificateManager::load_or_create(
             &client,
             &args.namespace,
             &args.authority,
             &args.api_identity,
             metrics.clone(),
         );
-        let keeper = keeper.await?;
-        let keeper = Arc::new(keeper);
-        tokio::spawn(keeper.clone().run_renewal());
+        let certificates = certificates.await?;
+        let certificates = Arc::new(certificates);
+        tokio::spawn(certificates.clone().run_renewal());
         if !args.api_hosts.is_empty() {
             let (secret, hosts) = (&args.api_certificate, &args.api_hosts);
             tokio::spawn(ServingCertificate::new(&client, &args.namespace, secret, hosts).run_renewal());
@@ -83,16 +83,16 @@ impl Leadership {
         let reading = readers::run(
             client.clone(),
             events.clone(),
-            keeper.clone(),
+            certificates.clone(),
             appliances.clone(),
             args.image.clone(),
-            ending.clone(),
+            shutdown.clone(),
         );
         let values = args.appliance.as_deref().map(ChartAppliance::read).transpose()?;
-        let documents = args
-            .upload_server()
-            .map(|server| Arc::new(RemoteDocuments::new(server.address, keeper.clone())) as Arc<dyn GraphDocuments>);
-        let world = ClusterWorld::new(client.clone(), keeper, events, epoch, &args).with_values(values);
+        let documents = args.upload_server().map(|server| {
+            Arc::new(RemoteDocuments::new(server.address, certificates.clone())) as Arc<dyn GraphDocuments>
+        });
+        let world = ClusterWorld::new(client.clone(), certificates, events, epoch, &args).with_values(values);
         let site = Arc::new(PodSite { image: args.image, documents });
         let (reconcile_requests, received_requests) = mpsc::unbounded_channel();
         let workers = WorkerPool::for_this_machine();
@@ -117,7 +117,7 @@ impl Leadership {
         let children = |jobs: Controller<TrainJob>| {
             jobs.owns_stream(children::<Pod>(&client)).owns_stream(children::<Service>(&client))
         };
-        futures::join!(millrace_control::run(Arc::new(control), streams, ending, children), reading);
+        futures::join!(millrace_control::run(Arc::new(control), streams, shutdown, children), reading);
         Ok(())
     }
 }

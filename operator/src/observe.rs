@@ -63,11 +63,11 @@ fn init_container<'a>(pod: &'a Pod, name: &str) -> Option<&'a ContainerState> {
 /// Returns how fetching the uploads failed; `None` if it has not.
 fn fetch_failure(pod: &Pod, state: &ContainerState) -> Option<ProcessEnd> {
     let end = process_end(pod, state).filter(|end| end.exit_code != Some(0))?;
-    let why = match end.reason.as_str() {
+    let reason = match end.reason.as_str() {
         OUT_OF_MEMORY => "it exceeded its memory limit",
         _ => end.message.trim_start_matches("error: "),
     };
-    let message = format!("fetching the uploads of the job failed: {why}");
+    let message = format!("fetching the uploads of the job failed: {reason}");
     Some(ProcessEnd { message, ..end })
 }
 
@@ -138,7 +138,7 @@ fn pod_end(pod: &Pod) -> ProcessEnd {
 
 /// Returns what prevents a pod from starting.
 fn waiting_reason(pod: &Pod, current: Option<&ContainerState>) -> Option<AgentState> {
-    let of = |reason: &str, message: Option<&String>| AgentState::Waiting {
+    let agent_waiting = |reason: &str, message: Option<&String>| AgentState::Waiting {
         reason: reason.to_owned(),
         message: message.cloned().unwrap_or_default(),
     };
@@ -146,17 +146,17 @@ fn waiting_reason(pod: &Pod, current: Option<&ContainerState>) -> Option<AgentSt
         let reason = waiting.reason.as_deref().unwrap_or("Waiting");
         // The normal states of a starting pod are not reported.
         let ordinary = matches!(reason, "ContainerCreating" | "PodInitializing");
-        return (!ordinary).then(|| of(reason, waiting.message.as_ref()));
+        return (!ordinary).then(|| agent_waiting(reason, waiting.message.as_ref()));
     }
     if init_container(pod, FETCHER_NAME).is_some_and(|state| state.running.is_some()) {
-        return Some(of(FETCHING_UPLOADS, Some(&"the uploads of the job are being fetched".to_owned())));
+        return Some(agent_waiting(FETCHING_UPLOADS, Some(&"the uploads of the job are being fetched".to_owned())));
     }
     let is_lasting = |condition: &&PodCondition| {
         let message = condition.message.as_deref().unwrap_or_default();
         condition.status == "False" && !message.contains(CONFLICT_MESSAGE)
     };
     let scheduled = condition(pod, "PodScheduled").filter(is_lasting)?;
-    Some(of(scheduled.reason.as_deref().unwrap_or("Unschedulable"), scheduled.message.as_ref()))
+    Some(agent_waiting(scheduled.reason.as_deref().unwrap_or("Unschedulable"), scheduled.message.as_ref()))
 }
 
 fn last_line(text: &str) -> Option<String> {
@@ -241,9 +241,10 @@ mod tests {
     #[test]
     fn waiting_reason_is_reported() {
         let pulling = container(json!({"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}}));
-        let of = |reason: &str, message: &str| AgentState::Waiting { reason: reason.into(), message: message.into() };
+        let waiting =
+            |reason: &str, message: &str| AgentState::Waiting { reason: reason.into(), message: message.into() };
         let state = state_of(json!({"phase": "Pending", "containerStatuses": pulling}));
-        assert_eq!(state, of("ImagePullBackOff", "no such image"));
+        assert_eq!(state, waiting("ImagePullBackOff", "no such image"));
         let creating = container(json!({"waiting": {"reason": "ContainerCreating"}}));
         assert_eq!(state_of(json!({"phase": "Pending", "containerStatuses": creating})), AgentState::Starting);
         let unscheduled = json!([{
@@ -251,7 +252,7 @@ mod tests {
             "message": "persistentvolumeclaim \"data\" not found",
         }]);
         let state = state_of(json!({"phase": "Pending", "conditions": unscheduled}));
-        assert_eq!(state, of("Unschedulable", "persistentvolumeclaim \"data\" not found"));
+        assert_eq!(state, waiting("Unschedulable", "persistentvolumeclaim \"data\" not found"));
         let retried = json!([{
             "type": "PodScheduled", "status": "False", "reason": "SchedulerError",
             "message": "running PreBind plugin \"VolumeBinding\": Operation cannot be fulfilled on \
@@ -262,7 +263,7 @@ mod tests {
 
     #[test]
     fn init_container_is_part_of_the_state() {
-        let with = |phase: &str, state: serde_json::Value| {
+        let pod = |phase: &str, state: serde_json::Value| {
             let mut init = container(state);
             init[0]["name"] = FETCHER_NAME.into();
             let initializing = container(json!({"waiting": {"reason": "PodInitializing"}}));
@@ -271,18 +272,18 @@ mod tests {
         let waiting =
             |reason: &str, message: &str| AgentState::Waiting { reason: reason.into(), message: message.into() };
         let fetching = waiting("FetchingUploads", "the uploads of the job are being fetched");
-        assert_eq!(with("Pending", json!({"running": {}})), fetching);
+        assert_eq!(pod("Pending", json!({"running": {}})), fetching);
         let pull = json!({"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}});
-        assert_eq!(with("Pending", pull.clone()), waiting("ImagePullBackOff", "no such image"));
+        assert_eq!(pod("Pending", pull.clone()), waiting("ImagePullBackOff", "no such image"));
         let mut loader = container(pull);
         loader[0]["name"] = LOADER_NAME.into();
         let initializing = container(json!({"waiting": {"reason": "PodInitializing"}}));
         let status = json!({"initContainerStatuses": loader, "containerStatuses": initializing});
         assert_eq!(state_of(status), waiting("ImagePullBackOff", "no such image"));
-        assert_eq!(with("Pending", json!({"terminated": {"exitCode": 0}})), AgentState::Starting);
+        assert_eq!(pod("Pending", json!({"terminated": {"exitCode": 0}})), AgentState::Starting);
         let log = "retrying the upload\nerror: the upload blake3:0 of /x does not exist\n";
         let failed = json!({"terminated": {"exitCode": 2, "reason": "Error", "message": log}});
-        match with("Failed", failed) {
+        match pod("Failed", failed) {
             AgentState::Ended(end) => {
                 assert_eq!((end.exit_code, end.reason.as_str()), (Some(2), "Error"));
                 let message = "fetching the uploads of the job failed: the upload blake3:0 of /x does not exist";

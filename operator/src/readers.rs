@@ -49,7 +49,7 @@ const FAILURE_RETRY_INTERVAL: Duration = Duration::from_secs(2);
 pub struct ReaderController {
     pub client: Client,
     /// Issues certificates.
-    pub keeper: Arc<CertificateManager>,
+    pub certificates: Arc<CertificateManager>,
     pub appliances: Store<Appliance>,
     pub requests: Store<FileReader>,
     pub image: String,
@@ -85,21 +85,21 @@ impl ReaderState {
     }
 }
 
-/// Runs the controller of readers until `ending` becomes true.
+/// Runs the controller of readers until `shutdown` becomes true.
 pub async fn run(
     client: Client,
     events: EventPublisher,
-    keeper: Arc<CertificateManager>,
+    certificates: Arc<CertificateManager>,
     appliances: Store<Appliance>,
     image: String,
-    ending: watch::Receiver<bool>,
+    shutdown: watch::Receiver<bool>,
 ) {
     let (requests, changed) = store_of::<FileReader>(&client, events);
-    let readers = Arc::new(ReaderController { client: client.clone(), keeper, appliances, requests, image });
+    let readers = Arc::new(ReaderController { client: client.clone(), certificates, appliances, requests, image });
     let controller = Controller::for_stream(changed, readers.requests.clone())
         .with_config(Config::default().concurrency(4))
         .owns_stream(reader_pods(&client))
-        .graceful_shutdown_on(wait_for_shutdown(ending));
+        .graceful_shutdown_on(wait_for_shutdown(shutdown));
     let after_failure = |request: Arc<FileReader>, error: &Error, _: Arc<ReaderController>| {
         tracing::warn!(request = %ObjectRef::from_obj(&*request), "{}", error_chain(error));
         Action::requeue(FAILURE_RETRY_INTERVAL)
@@ -110,9 +110,9 @@ pub async fn run(
 /// Returns a stream of readers' pods that were created, changed or deleted.
 fn reader_pods(client: &Client) -> BoxStream<'static, watcher::Result<PartialObjectMeta<Pod>>> {
     use kube::runtime::WatchStreamExt;
-    let ours =
+    let owned =
         watcher::Config::default().labels(&format!("{READER_LABEL},app.kubernetes.io/managed-by={FIELD_MANAGER}"));
-    watch_selected::<PartialObjectMeta<Pod>>(client, ours).map(Ok).touched_objects().boxed()
+    watch_selected::<PartialObjectMeta<Pod>>(client, owned).map(Ok).touched_objects().boxed()
 }
 
 async fn reconcile(request: Arc<FileReader>, readers: Arc<ReaderController>) -> Result<Action, Error> {
@@ -120,20 +120,20 @@ async fn reconcile(request: Arc<FileReader>, readers: Arc<ReaderController>) -> 
         return Ok(Action::await_change());
     }
     let age = request.creation_timestamp().map(|created| Timestamp::now().duration_since(created.0));
-    let late = age.is_some_and(|age| age.as_secs() >= READER_START_TIMEOUT.as_secs() as i64);
+    let is_overdue = age.is_some_and(|age| age.as_secs() >= READER_START_TIMEOUT.as_secs() as i64);
     let old = request.status.clone().unwrap_or_default();
     match readers.pod(&request).await?.as_ref().map(ReaderState::of) {
         // The pod existed and has ended: another use needs another request.
-        None if old.address.is_some() || late => readers.delete(&request).await?,
+        None if old.address.is_some() || is_overdue => readers.delete(&request).await?,
         None if readers.position(&request) >= MAX_READERS => {
             let message = format!("{MAX_READERS} file readers are already running: try again in a moment");
             readers.refuse(&request, TOO_MANY_READERS, message).await?;
         }
         None => readers.create_reader(&request).await?,
         Some(ReaderState::Ended) => readers.delete(&request).await?,
-        Some(ReaderState::Starting) if late => readers.delete(&request).await?,
+        Some(ReaderState::Starting) if is_overdue => readers.delete(&request).await?,
         Some(ReaderState::Starting) => {}
-        Some(ReaderState::ClaimMissing(why)) => readers.refuse(&request, CLAIM_NOT_FOUND, why).await?,
+        Some(ReaderState::ClaimMissing(message)) => readers.refuse(&request, CLAIM_NOT_FOUND, message).await?,
         Some(ReaderState::Ready(address)) => {
             let mut status = old;
             status.address = Some(address);
@@ -153,8 +153,8 @@ impl ReaderController {
 
     /// Returns the pod of a request, if it exists.
     async fn pod(&self, request: &FileReader) -> Result<Option<Pod>, Error> {
-        let named = ListParams::default().fields(&format!("metadata.name={}", request.name_any()));
-        let pods = self.api::<Pod>(request).list(&named).await.map_err(Error::api("get a reader pod"))?;
+        let by_name = ListParams::default().fields(&format!("metadata.name={}", request.name_any()));
+        let pods = self.api::<Pod>(request).list(&by_name).await.map_err(Error::api("get a reader pod"))?;
         let owned = |pod: &Pod| pod.owner_references().iter().any(|owner| Some(&owner.uid) == request.uid().as_ref());
         Ok(pods.items.into_iter().find(owned))
     }
@@ -177,7 +177,7 @@ impl ReaderController {
         applied.map_err(Error::api("create the network policy of a reader"))?;
         let name = reader.server_name();
         let certified = MemberName::for_reader(&name).map_err(ChildError::Name)?;
-        let issued = self.keeper.authorities().issue_member(&certified, &[], SystemTime::now());
+        let issued = self.certificates.authorities().issue_member(&certified, &[], SystemTime::now());
         let issued = issued.map_err(ChildError::Certificate)?;
         let status = FileReaderStatus {
             server_name: Some(name),
@@ -239,16 +239,19 @@ mod tests {
 
     #[test]
     fn reader_state_is_derived_from_its_pod() {
-        let of = |status: serde_json::Value| {
+        let state_of = |status: serde_json::Value| {
             ReaderState::of(&serde_json::from_value(json!({"metadata": {}, "status": status})).unwrap())
         };
-        assert_eq!(of(json!({"phase": "Pending"})), ReaderState::Starting);
-        assert_eq!(of(json!({"phase": "Succeeded"})), ReaderState::Ended);
+        assert_eq!(state_of(json!({"phase": "Pending"})), ReaderState::Starting);
+        assert_eq!(state_of(json!({"phase": "Succeeded"})), ReaderState::Ended);
         let ready = json!([{"type": "Ready", "status": "True"}]);
-        let listens = |ip: &str| of(json!({"phase": "Running", "podIP": ip, "conditions": ready}));
+        let listens = |ip: &str| state_of(json!({"phase": "Running", "podIP": ip, "conditions": ready}));
         assert_eq!(listens("10.0.0.1"), ReaderState::Ready("10.0.0.1:7200".to_owned()));
         let message = "persistentvolumeclaim \"results\" not found";
         let lost = json!([{"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}]);
-        assert_eq!(of(json!({"phase": "Pending", "conditions": lost})), ReaderState::ClaimMissing(message.to_owned()));
+        assert_eq!(
+            state_of(json!({"phase": "Pending", "conditions": lost})),
+            ReaderState::ClaimMissing(message.to_owned())
+        );
     }
 }

@@ -60,16 +60,16 @@ pub async fn run(args: OperatorArgs) -> anyhow::Result<()> {
     let watchdog = Arc::new(Watchdog::default());
     let served = http::serve(&args.listen, metrics.clone(), watchdog.clone(), ready.clone()).await;
     served.context("can't serve metrics and probes")?;
-    let ending = shutdown_signals().context("can't listen for signals")?;
+    let shutdown = shutdown_signals().context("can't listen for signals")?;
     let reporter = Reporter { controller: FIELD_MANAGER.to_owned(), instance: Some(args.identity.clone()) };
     let events = EventPublisher::start(client.clone(), reporter);
     let operator = OperatorProcess { args, client, events, metrics, watchdog, ready };
     tokio::select! {
         prepared = operator.prepare() => prepared?,
-        () = wait_for_shutdown(ending.clone()) => return Ok(()),
+        () = wait_for_shutdown(shutdown.clone()) => return Ok(()),
     }
     loop {
-        let led = operator.lead_once(ending.clone()).await;
+        let led = operator.lead_once(shutdown.clone()).await;
         operator.metrics.set_leader(false);
         operator.watchdog.clear();
         match led {
@@ -84,7 +84,7 @@ pub async fn run(args: OperatorArgs) -> anyhow::Result<()> {
         }
         tokio::select! {
             () = sleep(ELECTION_RETRY_INTERVAL) => {}
-            () = wait_for_shutdown(ending.clone()) => break,
+            () = wait_for_shutdown(shutdown.clone()) => break,
         }
     }
     operator.events.flush().await;
@@ -113,22 +113,24 @@ impl OperatorProcess {
         Ok(())
     }
 
-    /// Waits for the lease, and leads until the lease is lost or `ending` becomes true.
-    async fn lead_once(&self, ending: watch::Receiver<bool>) -> anyhow::Result<LeadershipEnd> {
+    /// Waits for the lease, and leads until the lease is lost or `shutdown` becomes true.
+    async fn lead_once(&self, shutdown: watch::Receiver<bool>) -> anyhow::Result<LeadershipEnd> {
         let OperatorArgs { namespace, lease, identity, .. } = &self.args;
         let candidate = Candidate::new(self.client.clone(), namespace, lease, identity);
         let (epoch, term) = tokio::select! {
             elected = candidate.elected() => elected,
-            () = wait_for_shutdown(ending.clone()) => return Ok(LeadershipEnd::Shutdown),
+            () = wait_for_shutdown(shutdown.clone()) => return Ok(LeadershipEnd::Shutdown),
         };
         // The term is renewed while all jobs are read, however many there are.
-        let seen = tokio::select! {
+        let recorded = tokio::select! {
             biased;
             () = candidate.keep_leading(&term) => return Ok(LeadershipEnd::LeaseLost),
-            seen = highest_epoch(&self.client) => seen.context("can't read the appliances and jobs")?,
+            recorded = highest_epoch(&self.client) => recorded.context("can't read the appliances and jobs")?,
         };
-        let epoch = match seen {
-            seen if seen >= epoch => candidate.raise_epoch(seen + 1).await.context("can't write the lease")?,
+        let epoch = match recorded {
+            recorded if recorded >= epoch => {
+                candidate.raise_epoch(recorded + 1).await.context("can't write the lease")?
+            }
             _ => epoch,
         };
         tracing::info!(epoch, "this operator is the leader, with fencing epoch {epoch}");
@@ -145,7 +147,7 @@ impl OperatorProcess {
         let led = tokio::select! {
             biased;
             () = candidate.keep_leading(&term) => return Ok(LeadershipEnd::LeaseLost),
-            led = leadership.run(ending) => led,
+            led = leadership.run(shutdown) => led,
         };
         // Tasks that still run can't write any more; only after that may another operator lead.
         term.end_now();
@@ -171,7 +173,7 @@ async fn highest_epoch(client: &Client) -> Result<u64, kube::Error> {
 /// # Errors
 /// The collector's address is invalid, or logging is already installed in this process.
 pub fn log(args: &OperatorArgs) -> Result<Traces, millrace_traces::Error> {
-    let ours = |target: &str| !target.starts_with("kube");
-    let filter: fn(&str) -> bool = if args.log > LevelFilter::INFO { |_| true } else { ours };
+    let is_own_target = |target: &str| !target.starts_with("kube");
+    let filter: fn(&str) -> bool = if args.log > LevelFilter::INFO { |_| true } else { is_own_target };
     millrace_traces::install("millrace-operator", server_layer(args.log, args.log_format, filter))
 }

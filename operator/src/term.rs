@@ -94,9 +94,9 @@ mod tests {
     /// Returns a client whose API server takes `delay` for each answer, and the number of requests that it received.
     fn server(delay: Duration) -> (Client, Arc<AtomicUsize>) {
         let count = Arc::new(AtomicUsize::new(0));
-        let seen = count.clone();
+        let counted = count.clone();
         let service = tower::service_fn(move |_: Request<Body>| {
-            seen.fetch_add(1, Ordering::Relaxed);
+            counted.fetch_add(1, Ordering::Relaxed);
             async move {
                 tokio::time::sleep(delay).await;
                 let pod = r#"{"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "a"}}"#;

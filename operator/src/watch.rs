@@ -39,8 +39,8 @@ where
     K::DynamicType: Default + Clone + Eq + Hash + Send + Sync,
 {
     let writer = Writer::default();
-    let (store, known) = (writer.as_reader(), writer.as_reader());
-    let changes = readable_events(client, known, move |unreadable| report_unreadable::<K>(unreadable, &events)).map(Ok);
+    let (store, cache) = (writer.as_reader(), writer.as_reader());
+    let changes = readable_events(client, cache, move |unreadable| report_unreadable::<K>(unreadable, &events)).map(Ok);
     (store, reflector::reflector(writer, changes).applied_objects().boxed())
 }
 
@@ -59,8 +59,8 @@ pub fn children<K>(client: &Client) -> BoxStream<'static, watcher::Result<Partia
 where
     K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + 'static,
 {
-    let ours = watcher::Config::default().labels(&format!("app.kubernetes.io/managed-by={FIELD_MANAGER}"));
-    watch_selected::<PartialObjectMeta<K>>(client, ours).map(Ok).touched_objects().boxed()
+    let managed = watcher::Config::default().labels(&format!("app.kubernetes.io/managed-by={FIELD_MANAGER}"));
+    watch_selected::<PartialObjectMeta<K>>(client, managed).map(Ok).touched_objects().boxed()
 }
 
 /// Reports an unreadable object by a line of the log and an event.
@@ -70,14 +70,14 @@ where
     K::DynamicType: Default,
 {
     let kind = K::kind(&K::DynamicType::default()).into_owned();
-    let why = unreadable.error.clone();
+    let error = unreadable.error.clone();
     let object = DeserializeGuard::<K>(Err(unreadable));
-    tracing::warn!(%kind, object = %object.name_any(), "skipping an object that can't be read: {why}");
+    tracing::warn!(%kind, object = %object.name_any(), "skipping an object that can't be read: {error}");
     let event = JobEvent {
         warning: true,
         reason: "Unreadable".to_owned(),
         message: format!(
-            "this operator skips the {kind}, which it can't read, perhaps because a newer version wrote it: {why}"
+            "this operator skips the {kind}, which it can't read, perhaps because a newer version wrote it: {error}"
         ),
         ..JobEvent::default()
     };

@@ -40,7 +40,7 @@ pub struct ClusterWorld {
     /// The client, which writes nothing after the leader's term.
     client: Client,
     /// Issues certificates.
-    keeper: Arc<CertificateManager>,
+    certificates: Arc<CertificateManager>,
     events: EventPublisher,
     /// The fencing epoch of this leadership.
     epoch: u64,
@@ -57,13 +57,13 @@ impl ClusterWorld {
     /// the log format, and the trace collector for agents.
     pub fn new(
         client: Client,
-        keeper: Arc<CertificateManager>,
+        certificates: Arc<CertificateManager>,
         events: EventPublisher,
         epoch: u64,
         args: &OperatorArgs,
     ) -> Self {
-        let creator = ChildCreator::new(client.clone(), keeper.clone(), args);
-        Self { client, keeper, events, epoch, rest_server: args.rest_server, values: None, creator }
+        let creator = ChildCreator::new(client.clone(), certificates.clone(), args);
+        Self { client, certificates, events, epoch, rest_server: args.rest_server, values: None, creator }
     }
 
     /// Sets the values to compare the appliance with.
@@ -96,8 +96,8 @@ impl World for ClusterWorld {
         Ok(AgentsFound { agents, termination_report: termination_report(&existing, attempt), handle: existing })
     }
 
-    async fn ensure_agents(&self, attempt: &AttemptContext<'_>, there: &Vec<Pod>) -> Result<(), Ended<Self>> {
-        self.creator.ensure_attempt(attempt, there).await.map_err(|error| match error.into_rejection() {
+    async fn ensure_agents(&self, attempt: &AttemptContext<'_>, pods: &Vec<Pod>) -> Result<(), Ended<Self>> {
+        self.creator.ensure_attempt(attempt, pods).await.map_err(|error| match error.into_rejection() {
             Ok(rejection) => Ended::<Self>::Refused(rejection.into()),
             Err(error) => error.into(),
         })
@@ -108,7 +108,7 @@ impl World for ClusterWorld {
     }
 
     async fn finalize(&self, job: &TrainJob) -> Result<Option<Duration>, Error> {
-        let AgentsFound { handle: there, .. } = self.observe(job).await?;
+        let AgentsFound { handle: pods, .. } = self.observe(job).await?;
         let has_steps = archive::has_steps(job);
         let grace = if has_steps {
             job.spec.checkpoint.grace_period_seconds.saturating_add(EXTRA_TERMINATION_GRACE_SECONDS)
@@ -116,7 +116,7 @@ impl World for ClusterWorld {
             NO_STEPS_GRACE_SECONDS
         };
         // Garbage collection deletes the pods only after the finalizers are removed, so they are deleted here.
-        self.remove_agents(job, &there, grace).await?;
+        self.remove_agents(job, &pods, grace).await?;
         if !archive::has_finalizer(job) {
             return Ok(None);
         }
@@ -172,7 +172,7 @@ impl World for ClusterWorld {
         match jobs.patch_status(&job.name, &params, &patch).await {
             Ok(_) => Ok(()),
             // A deleted job, or a new job of the same name.
-            Err(kube::Error::Api(refused)) if refused.is_not_found() || is_failed_test(&refused, "/metadata/uid") => {
+            Err(kube::Error::Api(status)) if status.is_not_found() || is_failed_test(&status, "/metadata/uid") => {
                 Ok(())
             }
             Err(error) => Err(Error::api("record the job's progress")(error)),
@@ -219,7 +219,7 @@ impl World for ClusterWorld {
     fn journal_endpoint(&self, job: &ObjectRef<TrainJob>, uid: &str, attempt: u32) -> Option<JournalEndpoint> {
         let (names, namespace) = (ChildNames::new(&job.name, uid), job.namespace.as_deref().unwrap_or_default());
         let identity =
-            self.keeper.operator().inspect_err(|error| tracing::error!(%job, "can't follow the job: {error}"));
+            self.certificates.operator().inspect_err(|error| tracing::error!(%job, "can't follow the job: {error}"));
         Some(JournalEndpoint {
             address: journal_address(&names, namespace),
             identity: identity.ok()?,
@@ -232,8 +232,8 @@ impl World for ClusterWorld {
 /// the next attempt, which has the same name, is not deleted.
 async fn remove_pods(pods: &Api<Pod>, found: &[Pod], grace: u32) -> Result<(), Error> {
     for pod in found {
-        let ending = pod.metadata.deletion_timestamp.is_some();
-        let ends_in = pod.metadata.deletion_grace_period_seconds.filter(|_| ending);
+        let is_terminating = pod.metadata.deletion_timestamp.is_some();
+        let ends_in = pod.metadata.deletion_grace_period_seconds.filter(|_| is_terminating);
         if ends_in.is_some_and(|seconds| seconds <= i64::from(grace)) {
             continue;
         }
@@ -261,7 +261,7 @@ where
         .await
     {
         Ok(_) => Ok(true),
-        Err(kube::Error::Api(refused)) if refused.is_conflict() || refused.is_not_found() => Ok(false),
+        Err(kube::Error::Api(status)) if status.is_conflict() || status.is_not_found() => Ok(false),
         Err(error) => Err(error),
     }
 }
@@ -277,8 +277,8 @@ fn progress_patch(uid: &str, progress: &JobProgress) -> Result<Patch<()>, kube::
 }
 
 /// Whether a JSON patch was rejected because its test of `path` failed.
-fn is_failed_test(refused: &Status, path: &str) -> bool {
-    refused.is_invalid() && refused.message.contains(path)
+fn is_failed_test(status: &Status, path: &str) -> bool {
+    status.is_invalid() && status.message.contains(path)
 }
 
 fn document<K: Resource<DynamicType = ()>>(metadata: Value, status: &Value) -> Value {
@@ -308,16 +308,16 @@ mod tests {
     /// receives.
     fn server(uid: &'static str) -> (Client, Arc<Mutex<Vec<Value>>>) {
         let deletions = Arc::new(Mutex::new(Vec::new()));
-        let seen = deletions.clone();
+        let recorded = deletions.clone();
         let service = tower::service_fn(move |request: Request<Body>| {
-            let seen = seen.clone();
+            let recorded = recorded.clone();
             async move {
                 assert_eq!(request.method(), Method::DELETE);
                 let body = request.into_body().collect_bytes().await?;
                 let options: Value = serde_json::from_slice(&body).map_err(kube::Error::SerdeError)?;
-                let named = options["preconditions"]["uid"].as_str().map(str::to_owned);
-                seen.lock().unwrap().push(options);
-                let conflict = named.is_some_and(|named| named != uid);
+                let expected_uid = options["preconditions"]["uid"].as_str().map(str::to_owned);
+                recorded.lock().unwrap().push(options);
+                let conflict = expected_uid.is_some_and(|expected_uid| expected_uid != uid);
                 let (code, reason) = if conflict { (409, "Conflict") } else { (200, "") };
                 let status = json!({
                     "apiVersion": "v1", "kind": "Status", "metadata": {}, "code": code, "reason": reason,

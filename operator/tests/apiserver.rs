@@ -161,13 +161,13 @@ fn granted(job: &str) -> Option<BTreeSet<String>> {
     let all: Vec<&Value> = grants.iter().flat_map(|grant| grant["systems"].as_array().unwrap()).collect();
     let once: BTreeSet<&str> = all.iter().filter_map(|system| system.as_str()).collect();
     assert_eq!(all.len(), once.len(), "a system is granted twice: {grants:?}");
-    let own = grants.iter().find(|grant| grant["name"] == job)?;
-    serde_json::from_value(own["systems"].clone()).ok()
+    let grant = grants.iter().find(|grant| grant["name"] == job)?;
+    serde_json::from_value(grant["systems"].clone()).ok()
 }
 
-fn condition(object: &Value, of: &str) -> Value {
+fn condition(object: &Value, condition_type: &str) -> Value {
     let mut conditions = object["status"]["conditions"].as_array().into_iter().flatten();
-    conditions.find(|condition| condition["type"] == of).cloned().unwrap_or_default()
+    conditions.find(|condition| condition["type"] == condition_type).cloned().unwrap_or_default()
 }
 
 fn patch_appliance(patch: &Value) {
@@ -194,10 +194,10 @@ fn ledger_survives_edits_and_restarts() {
     write_values(&values, 4);
     let operator = Operator::start("one", &values);
     create_job("a", 2);
-    let own = until("a has systems", || systems("a"));
-    lost_status_is_rebuilt(&own);
+    let systems = until("a has systems", || systems("a"));
+    lost_status_is_rebuilt(&systems);
     deleted_appliance_stays_while_in_use();
-    recreated_appliance_grants_nothing_twice(&own);
+    recreated_appliance_grants_nothing_twice(&systems);
     let operator = manual_edit_is_kept(operator, &values);
     let operator = changed_values_replace_the_edit(operator, &values);
     rejected_start_is_reported_and_releases_systems();

@@ -58,10 +58,10 @@ mod tests {
 
     #[test]
     fn addresses_of_ipv6_pods_have_brackets() {
-        let of =
+        let address_of =
             |status| pod_address(&serde_json::from_value(json!({"metadata": {}, "status": status})).unwrap(), 7001);
-        assert_eq!(of(json!({"podIP": "10.0.0.1"})).as_deref(), Some("10.0.0.1:7001"));
-        assert_eq!(of(json!({"podIP": "fd00::1"})).as_deref(), Some("[fd00::1]:7001"));
-        assert_eq!(of(json!({"phase": "Pending"})), None);
+        assert_eq!(address_of(json!({"podIP": "10.0.0.1"})).as_deref(), Some("10.0.0.1:7001"));
+        assert_eq!(address_of(json!({"podIP": "fd00::1"})).as_deref(), Some("[fd00::1]:7001"));
+        assert_eq!(address_of(json!({"phase": "Pending"})), None);
     }
 }

@@ -44,8 +44,8 @@ pub fn remaining_hold(job: &TrainJob, now: Timestamp) -> Option<Duration> {
 /// # Errors
 /// The API server rejected the request, or is unreachable.
 pub async fn add_finalizer(client: &Client, job: &TrainJob) -> Result<bool, kube::Error> {
-    let kept = job.finalizers().iter().cloned().chain([ARCHIVE_FINALIZER.to_owned()]);
-    patch_finalizers(client, job, kept.collect()).await
+    let finalizers = job.finalizers().iter().cloned().chain([ARCHIVE_FINALIZER.to_owned()]);
+    patch_finalizers(client, job, finalizers.collect()).await
 }
 
 /// Removes the finalizer; returns false as [`add_finalizer`] does.
@@ -53,8 +53,8 @@ pub async fn add_finalizer(client: &Client, job: &TrainJob) -> Result<bool, kube
 /// # Errors
 /// As [`add_finalizer`].
 pub async fn remove_finalizer(client: &Client, job: &TrainJob) -> Result<bool, kube::Error> {
-    let kept = job.finalizers().iter().filter(|name| *name != ARCHIVE_FINALIZER).cloned();
-    patch_finalizers(client, job, kept.collect()).await
+    let finalizers = job.finalizers().iter().filter(|name| *name != ARCHIVE_FINALIZER).cloned();
+    patch_finalizers(client, job, finalizers.collect()).await
 }
 
 async fn patch_finalizers(client: &Client, job: &TrainJob, finalizers: Vec<String>) -> Result<bool, kube::Error> {
@@ -108,8 +108,8 @@ mod tests {
         job.metadata.finalizers = Some(vec!["other".to_owned(), ARCHIVE_FINALIZER.to_owned()]);
         job.metadata.deletion_timestamp = Some(Time(at(100)));
         assert!(has_finalizer(&job));
-        for (second, left) in [(90, 60), (100, 60), (130, 30), (160, 0), (1000, 0)] {
-            assert_eq!(remaining_hold(&job, at(second)), Some(Duration::from_secs(left)), "{second}");
+        for (second, remaining) in [(90, 60), (100, 60), (130, 30), (160, 0), (1000, 0)] {
+            assert_eq!(remaining_hold(&job, at(second)), Some(Duration::from_secs(remaining)), "{second}");
         }
     }
 }

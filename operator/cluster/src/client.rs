@@ -41,7 +41,7 @@ pub async fn connect() -> anyhow::Result<Client> {
 pub async fn wait_for_api_server(client: &Client) {
     let mut logged: Option<Instant> = None;
     while let Err(error) = client.apiserver_version().await {
-        if logged.is_none_or(|at| at.elapsed() >= LOG_INTERVAL) {
+        if logged.is_none_or(|logged_at| logged_at.elapsed() >= LOG_INTERVAL) {
             tracing::warn!("can't reach the API server, retrying every 2 s: {}", api_message(&error));
             logged = Some(Instant::now());
         }
@@ -79,9 +79,9 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn connect_waits_for_the_api_server() {
-        let tries = Arc::new(AtomicUsize::new(0));
-        let counted = tries.clone();
-        let away_twice = move |_: Request<Body>| {
+        let attempts = Arc::new(AtomicUsize::new(0));
+        let counted = attempts.clone();
+        let unavailable_twice = move |_: Request<Body>| {
             let number = counted.fetch_add(1, Ordering::Relaxed);
             let version = r#"{"major":"1","minor":"35","gitVersion":"","gitCommit":"","gitTreeState":"","buildDate":"",
                 "goVersion":"","compiler":"","platform":""}"#;
@@ -91,17 +91,18 @@ mod tests {
             };
             std::future::ready(response)
         };
-        wait_for_api_server(&Client::new(tower::service_fn(away_twice), "default")).await;
-        assert_eq!(tries.load(Ordering::Relaxed), 3);
+        wait_for_api_server(&Client::new(tower::service_fn(unavailable_twice), "default")).await;
+        assert_eq!(attempts.load(Ordering::Relaxed), 3);
     }
 
     #[tokio::test(start_paused = true)]
     async fn request_times_out() {
-        let silent = |_: Request<Body>| std::future::pending::<Result<Response<Body>, kube::Error>>();
-        let pods: Api<Pod> = Api::default_namespaced(with_timeout(Client::new(tower::service_fn(silent), "default")));
+        let unresponsive = |_: Request<Body>| std::future::pending::<Result<Response<Body>, kube::Error>>();
+        let pods: Api<Pod> =
+            Api::default_namespaced(with_timeout(Client::new(tower::service_fn(unresponsive), "default")));
         let began = Instant::now();
-        let answer = pods.get("a").await;
-        assert!(matches!(answer, Err(kube::Error::Service(error)) if error.is::<RequestTimeout>()));
+        let result = pods.get("a").await;
+        assert!(matches!(result, Err(kube::Error::Service(error)) if error.is::<RequestTimeout>()));
         assert_eq!(began.elapsed(), RESPONSE_TIMEOUT);
     }
 }

@@ -52,8 +52,8 @@ impl ChildNames {
 
     /// Returns `<job, cut>-<hash>-<what>`.
     fn child(&self, suffix: &str) -> String {
-        let room = MAX_NAME_LENGTH.saturating_sub(HASH_LENGTH + suffix.len() + 2);
-        let job: String = self.job.chars().take(room).collect();
+        let max_chars = MAX_NAME_LENGTH.saturating_sub(HASH_LENGTH + suffix.len() + 2);
+        let job: String = self.job.chars().take(max_chars).collect();
         format!("{}-{}-{suffix}", job.trim_end_matches('-'), self.hash)
     }
 

@@ -38,11 +38,11 @@ impl Backoff for ConstantBackoff {
     fn reset(&mut self) {}
 }
 
-/// Watches every readable object of the cluster. `known` is the store that follows this stream, and `report` is called
+/// Watches every readable object of the cluster. `store` is the store that follows this stream, and `report` is called
 /// for every unreadable object.
 pub fn readable_events<K>(
     client: &Client,
-    known: Store<K>,
+    store: Store<K>,
     report: impl Fn(InvalidObject) + Send + 'static,
 ) -> BoxStream<'static, Event<K>>
 where
@@ -50,7 +50,7 @@ where
     K::DynamicType: Default + Clone + Eq + Hash + Send + Sync,
 {
     watch_selected(client, watcher::Config::default())
-        .filter_map(move |event| ready(readable(event, &known, &report)))
+        .filter_map(move |event| ready(readable(event, &store, &report)))
         .boxed()
 }
 
@@ -69,20 +69,20 @@ fn with_retries<T: Send>(
     watch: impl Stream<Item = watcher::Result<T>> + Send,
     kind: String,
 ) -> impl Stream<Item = T> + Send {
-    let mut well = true;
+    let mut was_ok = true;
     watch.backoff(ConstantBackoff).filter_map(move |event| {
         if let Err(error) = &event
-            && well
+            && was_ok
         {
             tracing::warn!(kind = %kind, "watch of {kind} interrupted, retrying: {error}");
         }
-        well = event.is_ok();
+        was_ok = event.is_ok();
         ready(event.ok())
     })
 }
 
 /// Converts an event to the one for the store.
-fn readable<K>(event: Event<DeserializeGuard<K>>, known: &Store<K>, report: &impl Fn(InvalidObject)) -> Option<Event<K>>
+fn readable<K>(event: Event<DeserializeGuard<K>>, store: &Store<K>, report: &impl Fn(InvalidObject)) -> Option<Event<K>>
 where
     K: Resource + Clone,
     K::DynamicType: Default + Clone + Eq + Hash,
@@ -98,23 +98,23 @@ where
             None
         }
         Event::InitApply(DeserializeGuard(Err(unreadable))) => {
-            let last = last_read(known, &unreadable);
+            let last = last_read(store, &unreadable);
             report(unreadable);
             last.map(Event::InitApply)
         }
-        Event::Delete(DeserializeGuard(Err(unreadable))) => last_read(known, &unreadable).map(Event::Delete),
+        Event::Delete(DeserializeGuard(Err(unreadable))) => last_read(store, &unreadable).map(Event::Delete),
     }
 }
 
 /// Returns the version of the object in the store.
-fn last_read<K>(known: &Store<K>, unreadable: &InvalidObject) -> Option<K>
+fn last_read<K>(store: &Store<K>, unreadable: &InvalidObject) -> Option<K>
 where
     K: Resource + Clone,
     K::DynamicType: Default + Clone + Eq + Hash,
 {
     let mut object = ObjectRef::new(unreadable.metadata.name.as_deref()?);
     object.namespace.clone_from(&unreadable.metadata.namespace);
-    known.get(&object).map(|object| K::clone(&object))
+    store.get(&object).map(|object| K::clone(&object))
 }
 
 #[cfg(test)]
@@ -135,20 +135,21 @@ mod tests {
         let report = |_| reported.set(reported.get() + 1);
         let mut writer = Writer::<ConfigMap>::default();
         let store = writer.as_reader();
-        let (good, bad) = (|| object(json!({"key": "value"})), || object(json!(["a list"])));
-        assert!(bad().0.is_err());
-        assert!(readable(Event::Apply(bad()), &store, &report).is_none());
-        assert!(readable(Event::Delete(bad()), &store, &report).is_none(), "it was never there");
+        let (valid, invalid) = (|| object(json!({"key": "value"})), || object(json!(["a list"])));
+        assert!(invalid().0.is_err());
+        assert!(readable(Event::Apply(invalid()), &store, &report).is_none());
+        assert!(readable(Event::Delete(invalid()), &store, &report).is_none(), "it was never there");
 
-        for event in [Event::Apply(good()), Event::Apply(bad()), Event::Init, Event::InitApply(bad()), Event::InitDone]
+        for event in
+            [Event::Apply(valid()), Event::Apply(invalid()), Event::Init, Event::InitApply(invalid()), Event::InitDone]
         {
             if let Some(event) = readable(event, &store, &report) {
                 writer.apply_watcher_event(&event);
             }
             assert_eq!(store.state()[0].data.as_ref().unwrap()["key"], "value");
         }
-        let gone = readable(Event::Delete(bad()), &store, &report).unwrap();
-        writer.apply_watcher_event(&gone);
+        let deleted = readable(Event::Delete(invalid()), &store, &report).unwrap();
+        writer.apply_watcher_event(&deleted);
         assert!(store.state().is_empty());
         assert_eq!(reported.get(), 3, "deletions are not reported");
     }

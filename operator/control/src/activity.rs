@@ -129,22 +129,22 @@ mod tests {
         let activity: ControllerActivity<&str> =
             ControllerActivity::new(Registry::new().metric("wait_seconds", "Waits."));
         let counts = |activity: &ControllerActivity<&str>| {
-            let standing = activity.status(|key| *key != "deleted");
-            (standing.waiting, standing.visited)
+            let status = activity.status(|key| *key != "deleted");
+            (status.waiting, status.visited)
         };
         assert_eq!(activity.status(|_| true), ControllerStatus::default());
         activity.changed("a");
         activity.changed("a");
         activity.changed("b");
         activity.changed("deleted");
-        assert_eq!(counts(&activity), (2, 0), "an object waits once, and one that is gone not at all");
+        assert_eq!(counts(&activity), (2, 0), "an object waits once, a deleted one not at all");
         let visit = activity.begin("a");
         activity.changed("a");
-        assert_eq!(counts(&activity), (2, 1), "what changes during its visit is visited again");
+        assert_eq!(counts(&activity), (2, 1), "an object that changes during its reconcile is reconciled again");
         assert!(activity.status(|_| true).is_stuck(Duration::ZERO));
         drop(visit);
         drop((activity.begin("a"), activity.begin("b")));
         assert_eq!(activity.status(|_| true), ControllerStatus::default());
-        assert!(!activity.status(|_| true).is_stuck(Duration::ZERO), "who has nothing to do is never stuck");
+        assert!(!activity.status(|_| true).is_stuck(Duration::ZERO), "an idle controller is never stuck");
     }
 }

@@ -185,7 +185,10 @@ impl<W: World> ControllerContext<W> {
 
     /// Returns the last error of creating the objects of this attempt; `None` if the last try succeeded.
     pub(crate) fn creation_error(&self, uid: &str, attempt: u32) -> Option<CreationError> {
-        lock(&self.creation_errors).get(uid).filter(|(of, _)| *of == attempt).map(|(_, error)| error.clone())
+        lock(&self.creation_errors)
+            .get(uid)
+            .filter(|(entry_attempt, _)| *entry_attempt == attempt)
+            .map(|(_, error)| error.clone())
     }
 
     /// Records whether all objects that an attempt of a job needs were created.
@@ -277,18 +280,18 @@ impl<W: World> SnapshotSource for ControllerContext<W> {
 
 impl<W: World> ProgressSource for ControllerContext<W> {
     fn stuck(&self, bound: Duration) -> Option<String> {
-        let silent = self.heartbeat.time_since_beat();
-        if silent > bound {
-            return Some(format!("the threads of the control loop have run no task for {} s", silent.as_secs()));
+        let elapsed = self.heartbeat.time_since_beat();
+        if elapsed > bound {
+            return Some(format!("the threads of the control loop have run no task for {} s", elapsed.as_secs()));
         }
         if !self.has_begun() {
             return None;
         }
-        let mut standings = ["reconciles of jobs", "updates of ledgers"].into_iter().zip(self.statuses());
-        let (what, standing) = standings.find(|(_, standing)| standing.is_stuck(bound))?;
-        let ControllerStatus { waiting, visited, longest_reconcile, without_progress } = standing;
+        let mut statuses = ["reconciles of jobs", "updates of ledgers"].into_iter().zip(self.statuses());
+        let (name, status) = statuses.find(|(_, status)| status.is_stuck(bound))?;
+        let ControllerStatus { waiting, visited, longest_reconcile, without_progress } = status;
         Some(format!(
-            "{what}: {waiting} are waiting and {visited} are running, the longest for {} s; none has begun or ended \
+            "{name}: {waiting} are waiting and {visited} are running, the longest for {} s; none has begun or ended \
              for {} s",
             longest_reconcile.as_secs(),
             without_progress.as_secs()

@@ -68,15 +68,15 @@ mod tests {
     /// Returns the milliseconds at which an object is reconciled that changes at `changes`, and is requeued as
     /// requested.
     fn visits(gathering: &Debouncer, changes: impl IntoIterator<Item = u64>) -> Vec<u64> {
-        let (epoch, mut visits) = (Instant::now(), Vec::new());
-        let mut looks: std::collections::BTreeSet<u64> = changes.into_iter().collect();
-        while let Some(at) = looks.pop_first() {
-            match gathering.begin_reconcile("object", epoch + Duration::from_millis(at)) {
-                Ok(()) => visits.push(at),
-                Err(wait) => drop(looks.insert(at + u64::try_from(wait.as_millis()).unwrap())),
+        let (epoch, mut reconciles) = (Instant::now(), Vec::new());
+        let mut due: std::collections::BTreeSet<u64> = changes.into_iter().collect();
+        while let Some(millis) = due.pop_first() {
+            match gathering.begin_reconcile("object", epoch + Duration::from_millis(millis)) {
+                Ok(()) => reconciles.push(millis),
+                Err(wait) => drop(due.insert(millis + u64::try_from(wait.as_millis()).unwrap())),
             }
         }
-        visits
+        reconciles
     }
 
     #[test]

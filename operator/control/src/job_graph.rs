@@ -100,8 +100,9 @@ pub(crate) mod testing {
         }
 
         fn graph_document(&self, job: &TrainJob, digest: &BlobDigest) -> Result<Vec<u8>, DocumentError> {
-            let left = self.failures.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1));
-            match left {
+            let remaining =
+                self.failures.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |remaining| remaining.checked_sub(1));
+            match remaining {
                 Ok(_) => Err(DocumentError::Unavailable("the server does not answer".into())),
                 Err(_) => self.uploads.graph_document(job, digest),
             }
@@ -152,15 +153,15 @@ mod tests {
         let document = serde_json::to_vec(&graph).unwrap();
         let digest = BlobDigest::new(format!("blake3:{}", blake3::hash(&document).to_hex())).unwrap();
         let family = TrainJob::new("family", TrainJobSpec::new(2, StoredParams::from(&params)));
-        let mut own = family.clone();
-        let stored = own.spec.params.0.as_object_mut().unwrap();
+        let mut uploaded = family.clone();
+        let stored = uploaded.spec.params.0.as_object_mut().unwrap();
         for input in ["train_input", "eval_input"] {
             stored[input].as_object_mut().unwrap().remove("max_sequence_length");
         }
         let vocabulary = stored["model"]["vocab_size"].clone();
         stored["model"] = json!({"vocab_size": vocabulary});
-        own.spec.model = Some(UploadedModel { graph: Some(digest.to_string()), weights: None });
-        (family, own, Uploads([(digest, document)].into()))
+        uploaded.spec.model = Some(UploadedModel { graph: Some(digest.to_string()), weights: None });
+        (family, uploaded, Uploads([(digest, document)].into()))
     }
 
     #[test]

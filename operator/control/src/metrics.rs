@@ -46,9 +46,9 @@ pub struct Metrics {
 }
 
 struct ControllerMetrics {
-    good: Counter,
-    bad: Counter,
-    took: DurationHistogram,
+    successes: Counter,
+    errors: Counter,
+    duration: DurationHistogram,
     queued: DurationHistogram,
 }
 
@@ -95,7 +95,7 @@ fn controllers(registry: &Registry) -> [ControllerMetrics; 2] {
         "Reconciles of jobs, and updates of ledgers.",
         ["controller", "result"],
     );
-    let took = registry.family::<DurationHistogram, 1>(
+    let duration = registry.family::<DurationHistogram, 1>(
         "controller_runtime_reconcile_time_seconds",
         "Duration of reconciles.",
         ["controller"],
@@ -106,17 +106,17 @@ fn controllers(registry: &Registry) -> [ControllerMetrics; 2] {
         ["name"],
     );
     CONTROLLERS.map(|name| ControllerMetrics {
-        good: visits.with([name, "success"]),
-        bad: visits.with([name, "error"]),
-        took: took.with([name]),
+        successes: visits.with([name, "success"]),
+        errors: visits.with([name, "error"]),
+        duration: duration.with([name]),
         queued: queued.with([name]),
     })
 }
 
 impl ControllerMetrics {
-    fn record(&self, took: Duration, well: bool) {
-        self.took.add(took);
-        if well { self.good.inc() } else { self.bad.inc() }
+    fn record(&self, duration: Duration, succeeded: bool) {
+        self.duration.add(duration);
+        if succeeded { self.successes.inc() } else { self.errors.inc() }
     }
 }
 
@@ -133,13 +133,13 @@ impl Metrics {
     }
 
     /// Records the duration of a reconcile of a job, and whether it succeeded.
-    pub fn record_reconcile(&self, took: Duration, well: bool) {
-        self.trainjob.record(took, well);
+    pub fn record_reconcile(&self, duration: Duration, succeeded: bool) {
+        self.trainjob.record(duration, succeeded);
     }
 
     /// Records the duration of a reconcile of an appliance, and whether it succeeded.
-    pub fn record_appliance_reconcile(&self, took: Duration, well: bool) {
-        self.appliance.record(took, well);
+    pub fn record_appliance_reconcile(&self, duration: Duration, succeeded: bool) {
+        self.appliance.record(duration, succeeded);
     }
 
     /// Records that the ledger of `appliance` is up to date now.
@@ -191,8 +191,9 @@ impl Metrics {
     fn record_restart(&self, failure: Option<&FailureStatus>) {
         let reason = failure.and_then(|failure| failure.reason.as_deref()).unwrap_or(OTHER_REASON);
         let mut reasons = lock(&self.restart_reasons);
-        let known = reasons.contains(reason) || reasons.len() < MAX_REASON_LABELS && reasons.insert(reason.to_owned());
-        self.restarts.with([if known { reason } else { OTHER_REASON }]).inc();
+        let is_listed =
+            reasons.contains(reason) || reasons.len() < MAX_REASON_LABELS && reasons.insert(reason.to_owned());
+        self.restarts.with([if is_listed { reason } else { OTHER_REASON }]).inc();
     }
 
     /// Sets the expiry of the certificate `name`.
@@ -236,7 +237,7 @@ pub fn certificates_page(expiries: &BTreeMap<String, SystemTime>) -> String {
 /// Returns the seconds from now until `time`; negative if it has passed.
 fn seconds_until(time: SystemTime) -> f64 {
     match time.duration_since(SystemTime::now()) {
-        Ok(left) => left.as_secs_f64(),
+        Ok(remaining) => remaining.as_secs_f64(),
         Err(passed) => -passed.duration().as_secs_f64(),
     }
 }
@@ -248,8 +249,8 @@ mod tests {
     #[test]
     fn reasons_of_restarts_have_a_bound() {
         let metrics = Metrics::default();
-        for at in 0..MAX_REASON_LABELS + 10 {
-            let failure = FailureStatus { reason: Some(format!("Reason{at}")), ..FailureStatus::default() };
+        for index in 0..MAX_REASON_LABELS + 10 {
+            let failure = FailureStatus { reason: Some(format!("Reason{index}")), ..FailureStatus::default() };
             metrics.record_restart(Some(&failure));
             metrics.record_restart(Some(&failure));
         }

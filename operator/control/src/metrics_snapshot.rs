@@ -125,10 +125,10 @@ impl ControllerSnapshot<'_> {
         );
         let active =
             registry.family::<Gauge, 1>("controller_runtime_active_workers", "Running reconciles.", ["controller"]);
-        for (name, standing) in &self.controllers {
-            depth.with([name]).set(standing.waiting as f64);
-            longest.with([name]).set(standing.longest_reconcile.as_secs_f64());
-            active.with([name]).set(standing.visited as f64);
+        for (name, status) in &self.controllers {
+            depth.with([name]).set(status.waiting as f64);
+            longest.with([name]).set(status.longest_reconcile.as_secs_f64());
+            active.with([name]).set(status.visited as f64);
         }
     }
 
@@ -149,8 +149,8 @@ fn position(job: &TrainJob) -> Option<u32> {
 /// Returns how long a job that holds no systems has waited for them: since it was created, released its last ones, or
 /// was resumed.
 pub fn wait_duration(job: &TrainJob, now: Timestamp) -> std::time::Duration {
-    let became_false = |of: ConditionType| {
-        let condition = job.status.as_ref()?.condition(of)?;
+    let became_false = |condition_type: ConditionType| {
+        let condition = job.status.as_ref()?.condition(condition_type)?;
         (condition.status == "False").then_some(condition.last_transition_time.0)
     };
     let created = job.creation_timestamp().map(|time| time.0);
@@ -248,7 +248,7 @@ mod tests {
     #[test]
     fn number_of_series_is_bounded() {
         let mut jobs: Vec<_> =
-            (0..MAX_NAMESPACE_LABELS + 50).map(|at| job(&format!("n{at}"), "j", json!({}))).collect();
+            (0..MAX_NAMESPACE_LABELS + 50).map(|index| job(&format!("n{index}"), "j", json!({}))).collect();
         jobs.push(job("n149", "second", json!({})));
         let page = page(&jobs);
         assert_eq!(page.matches("millrace_jobs{").count(), MAX_NAMESPACE_LABELS + 1);

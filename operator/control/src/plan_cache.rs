@@ -117,7 +117,7 @@ impl EntryState {
             Self::Pending(since) => PlanStatus::Pending(*since),
             Self::Ready(result) => PlanStatus::Ready(result.clone()),
             Self::Unavailable { error, retry_at, .. } => {
-                let retry_after = retry_at.map(|at| at.saturating_duration_since(Instant::now()));
+                let retry_after = retry_at.map(|time| time.saturating_duration_since(Instant::now()));
                 PlanStatus::Unavailable { error: error.clone(), retry_after }
             }
         }
@@ -187,8 +187,9 @@ impl PlanCache {
         let record = job.status.as_ref().and_then(|status| status.resolved.clone());
         let mut jobs = self.shared.jobs();
         // A change of the appliance does not affect a record.
-        let holds = |entry: &&CacheEntry| entry.num_csx == num_csx && (record.is_some() || *entry.cluster == *cluster);
-        let is_known = jobs.get(uid).is_some_and(|entry| holds(&entry));
+        let is_same =
+            |entry: &&CacheEntry| entry.num_csx == num_csx && (record.is_some() || *entry.cluster == *cluster);
+        let is_known = jobs.get(uid).is_some_and(|entry| is_same(&entry));
         if let Some(entry) = jobs.get_mut(uid).filter(|_| is_known) {
             let is_due = entry.state.begin_retry();
             if entry.state.is_computed_now() {

@@ -57,8 +57,8 @@ impl PlanCompiler {
     /// The job can never run as it is, or [`ResolveError::Overloaded`] with the error of the budget.
     pub fn plan(&self, job: &JobSpec, appliance: &MachineSpec, num_csx: u32, graph: &JobGraph<'_>) -> CompileResult {
         let key = key(job, appliance, num_csx)?;
-        if let Some(known) = lock(&self.results).of.get(&key) {
-            return known.clone();
+        if let Some(cached) = lock(&self.results).of.get(&key) {
+            return cached.clone();
         }
         let bytes = match graph.of_document(job)? {
             Some(graph) => graph_planning_bytes(graph, appliance),
@@ -194,23 +194,23 @@ mod tests {
 
     #[test]
     fn cached_plan_is_not_recompiled() {
-        let (plans, asked) = (PlanCompiler::default(), Cell::new(0));
+        let (plans, calls) = (PlanCompiler::default(), Cell::new(0));
         let machine = MachineSpec::default();
         let systems = |num_csx, job: &JobSpec| {
-            let asking = |_| {
-                asked.set(asked.get() + 1);
+            let permit = |_| {
+                calls.set(calls.get() + 1);
                 Ok(())
             };
-            plan(&plans, job, &machine, num_csx, &asking).unwrap().needs.largest_num_csx
+            plan(&plans, job, &machine, num_csx, &permit).unwrap().needs.largest_num_csx
         };
         assert_eq!([systems(1, &job(2, 4, 64)), systems(1, &job(2, 4, 64))], [4, 4]);
-        assert_eq!(asked.get(), 1);
+        assert_eq!(calls.get(), 1);
         assert_eq!([systems(2, &job(2, 4, 64)), systems(1, &job(2, 8, 64))], [4, 8]);
-        assert_eq!(asked.get(), 3);
-        let refused = plan(&plans, &job(3, 4, 64), &machine, 1, &|bytes| Err(OverBudget::Heavy { bytes }));
-        assert!(matches!(refused, Err(ResolveError::Overloaded(OverBudget::Heavy { .. }))));
-        let kept = plan(&plans, &job(3, 4, 64), &machine, 1, &|_| Ok(()));
-        assert!(kept.is_ok(), "a refusal says nothing about the job");
+        assert_eq!(calls.get(), 3);
+        let rejected = plan(&plans, &job(3, 4, 64), &machine, 1, &|bytes| Err(OverBudget::Heavy { bytes }));
+        assert!(matches!(rejected, Err(ResolveError::Overloaded(OverBudget::Heavy { .. }))));
+        let retried = plan(&plans, &job(3, 4, 64), &machine, 1, &|_| Ok(()));
+        assert!(retried.is_ok(), "a rejection is not cached");
     }
 
     #[test]

@@ -148,7 +148,7 @@ fn plan<W: World>(job: &TrainJob, uid: &str, control: &ControllerContext<W>) -> 
 /// Reconciles a deleted job. Its systems are released in the ledger once its agents no longer exist.
 async fn finalize<W: World>(job: &TrainJob, uid: &str, control: &ControllerContext<W>) -> Result<Action, Error<W>> {
     control.followers.end(uid);
-    let again = control.world.finalize(job).await?;
+    let requeue_after = control.world.finalize(job).await?;
     if let Some(decision) = decide_deleted(job, Timestamp::now())
         && control.world.record_status(job, &decision.status).await?
     {
@@ -156,7 +156,7 @@ async fn finalize<W: World>(job: &TrainJob, uid: &str, control: &ControllerConte
             control.world.publish_job_event(job, event).await;
         }
     }
-    Ok(again.map_or_else(Action::await_change, Action::requeue))
+    Ok(requeue_after.map_or_else(Action::await_change, Action::requeue))
 }
 
 async fn reconcile_job<W: World>(
@@ -182,15 +182,15 @@ async fn reconcile_job<W: World>(
     match apply(job, control, &dereferenced, &decision).await {
         // The next reconcile, which is due at once, decides about the rejection. A job that makes progress has all its
         // agents, so the rejected request was for another object: return the error, and retry.
-        Err(Error::<W>::Refused(why)) if !decision.status.is(ConditionType::Progressing) => {
-            let why = error_chain(&*why);
-            tracing::warn!(job = %ObjectRef::from_obj(job), "the API server rejected a change: {why}");
+        Err(Error::<W>::Refused(error)) if !decision.status.is(ConditionType::Progressing) => {
+            let error = error_chain(&*error);
+            tracing::warn!(job = %ObjectRef::from_obj(job), "the API server rejected a change: {error}");
             return Ok(Action::requeue(CONFLICT_RETRY_INTERVAL));
         }
         done => done?,
     }
-    let look_again = decision.look_again.map(Duration::from_secs);
-    Ok(look_again.into_iter().chain(retry_after).min().map_or_else(Action::await_change, Action::requeue))
+    let requeue_after = decision.requeue_after.map(Duration::from_secs);
+    Ok(requeue_after.into_iter().chain(retry_after).min().map_or_else(Action::await_change, Action::requeue))
 }
 
 /// Records states and attempt in the span of a reconcile.
@@ -212,7 +212,7 @@ async fn dereference<W: World>(
     let AgentsFound { agents, termination_report: last, handle: found_agents } = control.world.observe(job).await?;
     let grant = appliance.as_ref().and_then(|_| control.grant(&job.spec.appliance, &uid));
     let attempt = job.status.as_ref().and_then(|status| status.attempt).unwrap_or(0);
-    let place = match &appliance {
+    let queue_place = match &appliance {
         Some(_) => control.queue_place(&uid),
         None => Some(no_appliance(&job.spec.appliance)),
     };
@@ -221,12 +221,12 @@ async fn dereference<W: World>(
         now: Timestamp::now(),
         agents,
         grant: grant.map(|grant| LedgerEntry { attempt: grant.attempt, systems: grant.systems }),
-        queue_place: place,
+        queue_place,
         report: report(control.followers.report(&uid, attempt), last.filter(|last| last.attempt == attempt)),
         resolution: planned
             .as_ref()
             .map(|planned| planned.as_ref().map(|planned| planned.record.clone()).map_err(resolution_error)),
-        refusal: control.creation_error(&uid, attempt),
+        creation_error: control.creation_error(&uid, attempt),
         max_deadlines: cluster.max_deadlines,
         agents_refused: control.plan_cache.unsupported_agents(job),
         largest_num_csx: plan.map(|planned| planned.needs.largest_num_csx),

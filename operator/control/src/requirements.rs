@@ -35,9 +35,9 @@ pub struct ResourceRequirements {
 impl ResourceRequirements {
     /// Returns the bytes of memory of all agents together.
     pub fn host_bytes(&self) -> u64 {
-        let of =
+        let role_bytes =
             |(role, count): &(Role, u32)| self.bytes.get(role).copied().unwrap_or(0).saturating_mul(u64::from(*count));
-        self.wanted.iter().map(of).fold(0, u64::saturating_add)
+        self.wanted.iter().map(role_bytes).fold(0, u64::saturating_add)
     }
 }
 
@@ -69,7 +69,7 @@ pub(crate) fn requirements_of_plan(
     let shards = job.memoryx_shards(appliance) as u32;
     let fan_out = u32::try_from(appliance.swarmx.fan_out).unwrap_or(u32::MAX);
     let swarmx = swarm_nodes(systems as usize, fan_out) as u32;
-    let of = |data: u64| data + bytes.process;
+    let with_process = |data: u64| data + bytes.process;
     let shard = bytes.memoryx_shards.iter().copied().max().unwrap_or(0);
     Ok(ResourceRequirements {
         wanted: vec![
@@ -80,11 +80,11 @@ pub(crate) fn requirements_of_plan(
             (Role::Cs2, systems),
         ],
         bytes: BTreeMap::from([
-            (Role::Coordinator, of(0)),
-            (Role::MemoryX, of(shard)),
-            (Role::SwarmX, of(bytes.swarmx)),
-            (Role::Activation, of(bytes.activation)),
-            (Role::Cs2, of(bytes.cs2.host.total())),
+            (Role::Coordinator, with_process(0)),
+            (Role::MemoryX, with_process(shard)),
+            (Role::SwarmX, with_process(bytes.swarmx)),
+            (Role::Activation, with_process(bytes.activation)),
+            (Role::Cs2, with_process(bytes.cs2.host.total())),
         ]),
         memoryx_bytes: bytes.memoryx,
         swarmx_nodes: swarmx,

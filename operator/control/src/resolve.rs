@@ -175,11 +175,11 @@ fn overruled_keys(params: &Params, job: &TrainJob) -> Vec<OverruledKey> {
     let run = params.runconfig.clone().unwrap_or_default();
     let difference =
         |key: &str, params: String, spec: String| OverruledKey { key: format!("runconfig.{key}"), params, spec };
-    let systems = run.num_csx.filter(|&given| given != u64::from(job.spec.num_csx));
-    let mode = run.mode.zip(job.spec.mode).filter(|(given, spec)| given != mode_name(*spec));
+    let systems = run.num_csx.filter(|&params_value| params_value != u64::from(job.spec.num_csx));
+    let mode = run.mode.zip(job.spec.mode).filter(|(params_value, spec)| params_value != mode_name(*spec));
     systems
-        .map(|given| difference("num_csx", given.to_string(), job.spec.num_csx.to_string()))
+        .map(|params_value| difference("num_csx", params_value.to_string(), job.spec.num_csx.to_string()))
         .into_iter()
-        .chain(mode.map(|(given, spec)| difference("mode", given, mode_name(spec).to_owned())))
+        .chain(mode.map(|(params_value, spec)| difference("mode", params_value, mode_name(spec).to_owned())))
         .collect()
 }

@@ -51,18 +51,18 @@ pub struct WatchStreams {
     pub reconcile_requests: mpsc::UnboundedReceiver<ObjectRef<TrainJob>>,
 }
 
-/// Runs both controllers until `ending` becomes true; running reconciles are completed. `also` adds further triggers of
-/// this world to the controller of jobs.
+/// Runs both controllers until `shutdown` becomes true; running reconciles are completed. `also` adds further triggers
+/// of this world to the controller of jobs.
 pub async fn run<W: World>(
     control: Arc<ControllerContext<W>>,
     streams: WatchStreams,
-    ending: watch::Receiver<bool>,
+    shutdown: watch::Receiver<bool>,
     also: impl FnOnce(Controller<TrainJob>) -> Controller<TrainJob>,
 ) {
     let WatchStreams { jobs, appliances, touched_jobs, touched_appliances, reconcile_requests } = streams;
-    let this = Arc::downgrade(&control);
-    control.metrics.set_snapshot_source(this.clone());
-    control.watchdog.watch(this);
+    let weak_control = Arc::downgrade(&control);
+    control.metrics.set_snapshot_source(weak_control.clone());
+    control.watchdog.watch(weak_control);
     let _beating = control.heartbeat.beat(control.watchdog.beat_interval());
     let store = control.jobs.clone();
     let versions = Mutex::default();
@@ -83,7 +83,7 @@ pub async fn run<W: World>(
             false => Vec::new(),
         })
         .reconcile_on(reconcile_requests)
-        .graceful_shutdown_on(wait_for_shutdown(ending.clone()));
+        .graceful_shutdown_on(wait_for_shutdown(shutdown.clone()));
     let jobs = drain(also(jobs).run(reconcile::reconcile, retry_policy, control.clone()));
     let appliances = Controller::for_stream(appliances, control.appliances.clone())
         .watches_stream(touched_jobs, move |job| {
@@ -91,15 +91,15 @@ pub async fn run<W: World>(
             notes.appliance_activity.changed(appliance.clone());
             Some(appliance)
         })
-        .graceful_shutdown_on(wait_for_shutdown(ending.clone()));
+        .graceful_shutdown_on(wait_for_shutdown(shutdown.clone()));
     let appliances = drain(appliances.run(ledger::reconcile, retry_policy, control.clone()));
-    let whole = async move {
+    let watching = async move {
         tokio::select! {
             () = control.watch_stores() => {}
-            () = wait_for_shutdown(ending) => {}
+            () = wait_for_shutdown(shutdown) => {}
         }
     };
-    futures::join!(jobs, appliances, whole);
+    futures::join!(jobs, appliances, watching);
 }
 
 fn drain<'a>(reconciles: impl Stream + Send + 'a) -> BoxFuture<'a, ()> {

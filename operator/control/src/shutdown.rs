@@ -10,7 +10,7 @@ use tokio::sync::watch;
 /// # Errors
 /// The handlers of the signals can't be installed.
 pub fn shutdown_signals() -> io::Result<watch::Receiver<bool>> {
-    let (ended, ending) = watch::channel(false);
+    let (ended, shutdown) = watch::channel(false);
     for kind in [SignalKind::terminate(), SignalKind::interrupt()] {
         let mut signals = signal(kind)?;
         let ended = ended.clone();
@@ -19,11 +19,11 @@ pub fn shutdown_signals() -> io::Result<watch::Receiver<bool>> {
             let _ = ended.send(true);
         });
     }
-    Ok(ending)
+    Ok(shutdown)
 }
 
-/// Waits until `ending` is true, or its sender is dropped.
-pub async fn wait_for_shutdown(mut ending: watch::Receiver<bool>) {
+/// Waits until `shutdown` is true, or its sender is dropped.
+pub async fn wait_for_shutdown(mut shutdown: watch::Receiver<bool>) {
     // An error means that the sender was dropped.
-    let _ = ending.wait_for(|ended| *ended).await;
+    let _ = shutdown.wait_for(|ended| *ended).await;
 }

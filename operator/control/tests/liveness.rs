@@ -171,7 +171,7 @@ impl Running {
         let (watchdog, metrics) = (Arc::new(Watchdog::new(STUCK_BOUND)), Arc::new(Metrics::default()));
         let appliances = [Appliance::new("default", ApplianceSpec::default())];
         let (reconcile_requests, received_requests) = tokio::sync::mpsc::unbounded_channel();
-        let (ending, ended) = watch::channel(false);
+        let (shutdown, ended) = watch::channel(false);
         let control = ControllerContext::new(ContextParts {
             world: Arc::new(StubWorld(behaviour)),
             site: Arc::new(StubSite),
@@ -190,7 +190,7 @@ impl Running {
             reconcile_requests: received_requests,
         };
         runtime.spawn(millrace_control::run(Arc::new(control), streams, ended, |jobs| jobs));
-        Self { watchdog, metrics, runtime: Some(runtime), _ending: ending }
+        Self { watchdog, metrics, runtime: Some(runtime), _ending: shutdown }
     }
 }
 

@@ -12,7 +12,7 @@ pub(crate) struct ConditionInputs {
     /// The state's message.
     pub message: String,
     /// Why the params were rejected, if they were.
-    pub refused: Option<String>,
+    pub rejection: Option<String>,
     /// Why the record of an earlier admission can't be used, or why there can't be one at present.
     pub unusable_record: Option<ResolutionError>,
     /// Why no further attempt may begin with the agents of the record, if the job needs one.
@@ -51,47 +51,47 @@ fn row(status: &'static str, reason: &str, message: impl Into<String>) -> Condit
 }
 
 /// Returns the conditions of a job in `state`, in the order of [`ConditionType::ALL`].
-pub(crate) fn condition_rows(state: JobState, facts: &ConditionInputs) -> [ConditionRow; 8] {
+pub(crate) fn condition_rows(state: JobState, inputs: &ConditionInputs) -> [ConditionRow; 8] {
     [
-        accepted(facts),
-        admitted(state, facts),
-        roles_ready(state, facts),
+        accepted(inputs),
+        admitted(state, inputs),
+        roles_ready(state, inputs),
         progressing(state),
-        checkpointed(facts),
-        suspended(state, facts),
-        succeeded(state, facts),
+        checkpointed(inputs),
+        suspended(state, inputs),
+        succeeded(state, inputs),
         finished(state),
     ]
 }
 
 /// Returns reason and message of what prevents the next attempt, apart from invalid params.
-fn blocking_reason(facts: &ConditionInputs) -> Option<(&'static str, &String)> {
-    let unusable = facts.unusable_record.as_ref().map(|error| match error.is_temporary {
+fn blocking_reason(inputs: &ConditionInputs) -> Option<(&'static str, &String)> {
+    let unusable = inputs.unusable_record.as_ref().map(|error| match error.is_temporary {
         true => (UPLOADS_UNAVAILABLE, &error.message),
         false => (RESOLVED_UNREADABLE, &error.message),
     });
-    unusable.or_else(|| facts.agents_refused.as_ref().map(|why| (AGENTS_UNSUPPORTED, why)))
+    unusable.or_else(|| inputs.agents_refused.as_ref().map(|message| (AGENTS_UNSUPPORTED, message)))
 }
 
-fn accepted(facts: &ConditionInputs) -> ConditionRow {
-    match (&facts.refused, blocking_reason(facts)) {
-        (Some(why), _) => row("False", JobState::BadParams.as_str(), why),
-        (None, Some((reason, why))) => row("False", reason, why),
+fn accepted(inputs: &ConditionInputs) -> ConditionRow {
+    match (&inputs.rejection, blocking_reason(inputs)) {
+        (Some(message), _) => row("False", JobState::BadParams.as_str(), message),
+        (None, Some((reason, message))) => row("False", reason, message),
         (None, None) => {
-            let more = facts.overruled.as_ref().map_or_else(String::new, |overruled| format!("; {overruled}"));
+            let more = inputs.overruled.as_ref().map_or_else(String::new, |overruled| format!("; {overruled}"));
             row("True", "PlanFits", format!("the params are valid and the model fits{more}"))
         }
     }
 }
 
-fn admitted(state: JobState, facts: &ConditionInputs) -> ConditionRow {
-    if !facts.systems.is_empty() {
-        return row("True", "Granted", format!("the job has {}", facts.systems.join(", ")));
+fn admitted(state: JobState, inputs: &ConditionInputs) -> ConditionRow {
+    if !inputs.systems.is_empty() {
+        return row("True", "Granted", format!("the job has {}", inputs.systems.join(", ")));
     }
-    if let (Some((reason, why)), JobState::Queued) = (blocking_reason(facts), state) {
-        return row("False", reason, why);
+    if let (Some((reason, message)), JobState::Queued) = (blocking_reason(inputs), state) {
+        return row("False", reason, message);
     }
-    match (&facts.queue, state) {
+    match (&inputs.queue, state) {
         (Some(QueueStatus { reason: Some(reason), message, .. }), JobState::Queued) => {
             row("False", reason, message.clone().unwrap_or_default())
         }
@@ -100,8 +100,8 @@ fn admitted(state: JobState, facts: &ConditionInputs) -> ConditionRow {
     }
 }
 
-fn roles_ready(state: JobState, facts: &ConditionInputs) -> ConditionRow {
-    match (&facts.blocker, state) {
+fn roles_ready(state: JobState, inputs: &ConditionInputs) -> ConditionRow {
+    match (&inputs.blocker, state) {
         (None, JobState::Starting | JobState::Training | JobState::Evaluating) => {
             row("True", "AllReady", "all agents are ready")
         }
@@ -140,11 +140,11 @@ fn progressing(state: JobState) -> ConditionRow {
     }
 }
 
-fn checkpointed(facts: &ConditionInputs) -> ConditionRow {
-    if let Some(why) = &facts.unsaved {
-        return row("False", CHECKPOINT_WRITE_FAILED, why);
+fn checkpointed(inputs: &ConditionInputs) -> ConditionRow {
+    if let Some(message) = &inputs.unsaved {
+        return row("False", CHECKPOINT_WRITE_FAILED, message);
     }
-    match &facts.checkpoint {
+    match &inputs.checkpoint {
         Some((step, digest)) => {
             row("True", "Saved", format!("checkpoint_{step} is complete; the digest of its parameters is {digest}"))
         }
@@ -152,21 +152,21 @@ fn checkpointed(facts: &ConditionInputs) -> ConditionRow {
     }
 }
 
-fn suspended(state: JobState, facts: &ConditionInputs) -> ConditionRow {
+fn suspended(state: JobState, inputs: &ConditionInputs) -> ConditionRow {
     match state {
-        JobState::Suspended => row("True", "Suspended", &facts.message),
-        JobState::Suspending => row("False", "Suspending", &facts.message),
+        JobState::Suspended => row("True", "Suspended", &inputs.message),
+        JobState::Suspending => row("False", "Suspending", &inputs.message),
         _ => row("False", "NotSuspended", "spec.suspend is false"),
     }
 }
 
-fn succeeded(state: JobState, facts: &ConditionInputs) -> ConditionRow {
+fn succeeded(state: JobState, inputs: &ConditionInputs) -> ConditionRow {
     let status = match state {
         JobState::Succeeded => "True",
         state if state.is_failure() => "False",
         _ => "Unknown",
     };
-    row(status, state.as_str(), &facts.message)
+    row(status, state.as_str(), &inputs.message)
 }
 
 fn finished(state: JobState) -> ConditionRow {
@@ -184,13 +184,14 @@ const MAX_MESSAGE_CHARS: usize = 4096;
 pub(crate) fn update_conditions(
     conditions: &mut Vec<Condition>,
     state: JobState,
-    facts: &ConditionInputs,
+    inputs: &ConditionInputs,
     generation: Option<i64>,
     now: Timestamp,
 ) {
-    for (of, (status, reason, message)) in ConditionType::ALL.into_iter().zip(condition_rows(state, facts)) {
+    for (condition_type, (status, reason, message)) in ConditionType::ALL.into_iter().zip(condition_rows(state, inputs))
+    {
         let new = Condition {
-            type_: of.as_str().to_owned(),
+            type_: condition_type.as_str().to_owned(),
             status: status.to_owned(),
             reason,
             message: message.chars().take(MAX_MESSAGE_CHARS).collect(),
@@ -218,9 +219,9 @@ pub fn set_condition(conditions: &mut Vec<Condition>, new: Condition) {
 mod tests {
     use super::*;
 
-    fn condition(of: ConditionType, status: &str, reason: &str, second: i64) -> Condition {
+    fn condition(condition_type: ConditionType, status: &str, reason: &str, second: i64) -> Condition {
         Condition {
-            type_: of.as_str().into(),
+            type_: condition_type.as_str().into(),
             status: status.into(),
             reason: reason.into(),
             message: String::new(),

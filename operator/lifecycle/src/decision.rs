@@ -12,7 +12,7 @@ pub struct JobDecision {
     /// Events to publish once the status is recorded.
     pub events: Vec<JobEvent>,
     /// Seconds until the next reconcile at the latest, even without any change.
-    pub look_again: Option<u64>,
+    pub requeue_after: Option<u64>,
 }
 
 /// A command of a decision. All commands are idempotent.

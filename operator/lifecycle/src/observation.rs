@@ -26,7 +26,7 @@ pub struct JobObservation {
     /// sentence for the user. A running attempt continues.
     pub agents_refused: Option<String>,
     /// The error if an object that the current attempt needs to start could not be created.
-    pub refusal: Option<CreationError>,
+    pub creation_error: Option<CreationError>,
     /// The longest deadlines that the appliance allows.
     pub max_deadlines: MaxDeadlines,
     /// Largest number of systems that all have work, if it is known.

@@ -95,12 +95,12 @@ pub fn backoff_place(status: &TrainJobStatus, now: Timestamp) -> Option<QueueSta
     let retry = status.retry.as_ref()?;
     seconds_until_next_attempt(retry, now)?;
     let attempt = status.attempt.unwrap_or(0) + 1;
-    let at = retry.next_attempt_time.as_ref()?.0;
+    let time = retry.next_attempt_time.as_ref()?.0;
     let reason = retry.message.as_deref().unwrap_or("the last attempt failed");
     Some(QueueStatus {
         position: None,
         reason: Some(QueueReason::BackingOff.as_str().to_owned()),
-        message: Some(format!("attempt {attempt} starts no earlier than {at}: {reason}")),
+        message: Some(format!("attempt {attempt} starts no earlier than {time}: {reason}")),
     })
 }
 

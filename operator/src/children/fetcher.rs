@@ -142,9 +142,9 @@ impl Fetcher<'_> {
             dirs.iter().filter(|(dir, _)| self.document.files_below(dir.as_ref()).next().is_some()).collect();
         let Some(spec) = pod.spec.as_mut().filter(|_| !dirs.is_empty()) else { return };
         let init_containers = spec.init_containers.get_or_insert_default();
-        let mut own = self.inputs();
+        let mut mounts = self.inputs();
         for (dir, name) in &dirs {
-            own.add_empty_dir(name, dir, UPLOADS_SIZE_LIMIT, false);
+            mounts.add_empty_dir(name, dir, UPLOADS_SIZE_LIMIT, false);
             let mount = VolumeMount {
                 name: (*name).to_owned(),
                 mount_path: (*dir).to_owned(),
@@ -156,9 +156,9 @@ impl Fetcher<'_> {
                 container.volume_mounts.get_or_insert_default().push(mount.clone());
             });
         }
-        spec.volumes.get_or_insert_default().extend(own.volumes);
+        spec.volumes.get_or_insert_default().extend(mounts.volumes);
         let into = dirs.iter().map(|(dir, _)| PathBuf::from(dir)).collect();
-        init_containers.insert(0, self.container(into, own.mounts));
+        init_containers.insert(0, self.container(into, mounts.mounts));
     }
 
     /// Returns the volumes with the certificate and the list of uploads.

@@ -39,7 +39,9 @@ pub fn identities(
     let uid = attempt.job.uid().unwrap_or_default();
     let certified = AttemptName::new(&uid, attempt.number)?;
     let mut data = BTreeMap::new();
-    for (role, index) in attempt.needs.wanted.iter().flat_map(|&(role, count)| (0..count).map(move |at| (role, at))) {
+    for (role, index) in
+        attempt.needs.wanted.iter().flat_map(|&(role, count)| (0..count).map(move |index| (role, index)))
+    {
         let agent = format!("{role}-{index}");
         let name = MemberName::for_agent(certified.clone(), &agent)?;
         let hosts = if role == Role::Coordinator { vec![host(&names, &namespace)] } else { Vec::new() };

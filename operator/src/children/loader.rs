@@ -37,14 +37,14 @@ pub(super) fn add_loader(attempt: &AttemptContext<'_>, pod: &mut Pod) {
     let (Some(image), Some(spec)) = (&attempt.resolution.loader_image, pod.spec.as_mut()) else { return };
     let mut data = Mounts::default();
     data.add_data(&attempt.job.spec, attempt.resolution);
-    let mut own = Mounts::default();
-    own.add_empty_dir(LOADER_VOLUME, LOADER_DIR, SHARED_SIZE_LIMIT, true);
-    own.add_empty_dir("loader-scratch", SCRATCH_DIR, SCRATCH_SIZE_LIMIT, false);
-    spec.volumes.get_or_insert_default().extend(own.volumes);
+    let mut mounts = Mounts::default();
+    mounts.add_empty_dir(LOADER_VOLUME, LOADER_DIR, SHARED_SIZE_LIMIT, true);
+    mounts.add_empty_dir("loader-scratch", SCRATCH_DIR, SCRATCH_SIZE_LIMIT, false);
+    spec.volumes.get_or_insert_default().extend(mounts.volumes);
     let shared =
         VolumeMount { name: LOADER_VOLUME.to_owned(), mount_path: LOADER_DIR.to_owned(), ..VolumeMount::default() };
     spec.containers.iter_mut().for_each(|agent| agent.volume_mounts.get_or_insert_default().push(shared.clone()));
-    let mounts = own.mounts.into_iter().chain(data.mounts).collect();
+    let mounts = mounts.mounts.into_iter().chain(data.mounts).collect();
     spec.init_containers.get_or_insert_default().push(container(attempt, image, mounts));
 }
 

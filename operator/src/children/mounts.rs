@@ -39,15 +39,15 @@ impl Mounts {
 
     /// Adds every directory except model_dir's, read-only.
     pub fn add_data(&mut self, spec: &TrainJobSpec, resolution: &ResolvedJob) {
-        let own = self.model_dir_mount_dir(spec, resolution).cloned();
-        for mount in spec.mount_dirs.iter().filter(|mount| own.as_ref() != Some(mount)) {
+        let model_dir = self.model_dir_mount_dir(spec, resolution).cloned();
+        for mount in spec.mount_dirs.iter().filter(|mount| model_dir.as_ref() != Some(mount)) {
             self.add(spec, mount, true);
         }
-        if let Some(own) = own
-            && !self.mounts.iter().any(|mount| mount.mount_path == own.path)
+        if let Some(model_dir) = model_dir
+            && !self.mounts.iter().any(|mount| mount.mount_path == model_dir.path)
         {
             // The volume of the checkpoints may also contain data.
-            self.add(spec, &own, true);
+            self.add(spec, &model_dir, true);
         }
     }
 

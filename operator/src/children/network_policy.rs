@@ -49,8 +49,8 @@ pub(super) fn followers() -> NetworkPolicyPeer {
 /// Builds the policy for all agents of the job.
 pub fn network_policy(attempt: &AttemptContext<'_>) -> NetworkPolicy {
     let names = ChildNames::for_job(attempt.job);
-    let own = labelled(names.selector());
-    let peers = NetworkPolicyPeer { pod_selector: Some(own.clone()), ..NetworkPolicyPeer::default() };
+    let selector = labelled(names.selector());
+    let peers = NetworkPolicyPeer { pod_selector: Some(selector.clone()), ..NetworkPolicyPeer::default() };
     let from = |peer: Option<NetworkPolicyPeer>, ports: Vec<NetworkPolicyPort>| NetworkPolicyIngressRule {
         from: peer.map(|peer| vec![peer]),
         ports: Some(ports),
@@ -58,7 +58,7 @@ pub fn network_policy(attempt: &AttemptContext<'_>) -> NetworkPolicy {
     NetworkPolicy {
         metadata: meta(attempt, names.network_policy()),
         spec: Some(NetworkPolicySpec {
-            pod_selector: Some(own),
+            pod_selector: Some(selector),
             policy_types: Some(vec!["Ingress".to_owned(), "Egress".to_owned()]),
             ingress: Some(vec![
                 from(Some(peers.clone()), vec![tcp(ports::CONTROL_PORT), tcp(ports::DATA_PORT)]),

@@ -109,7 +109,7 @@ pub(super) fn base_pod_spec(cluster: &ApplianceSpec) -> PodSpec {
 }
 
 fn container(attempt: &AttemptContext<'_>, role: Role, index: u32, mounts: Vec<VolumeMount>) -> Container {
-    let own = attempt.job.spec.resources.as_ref().or(attempt.resolution.resources.as_ref());
+    let role_resources = attempt.job.spec.resources.as_ref().or(attempt.resolution.resources.as_ref());
     let bytes = attempt.needs.bytes.get(&role).copied().unwrap_or_default();
     Container {
         name: CONTAINER_NAME.to_owned(),
@@ -119,7 +119,7 @@ fn container(attempt: &AttemptContext<'_>, role: Role, index: u32, mounts: Vec<V
         args: Some(arguments(&role_command(attempt, role, index).to_args())),
         env: Some(environment(attempt.cluster)),
         ports: Some(container_ports(role)),
-        resources: Some(resources(role, bytes, own)),
+        resources: Some(resources(role, bytes, role_resources)),
         volume_mounts: Some(mounts),
         readiness_probe: Some(probe("/readyz", 1, 3)),
         liveness_probe: Some(probe("/healthz", 10, 6)),

@@ -83,8 +83,8 @@ impl ReaderPod<'_> {
 
     /// Builds the Secret with the pod's identity `issued`, and the authority of the clients that it admits.
     pub fn secret(&self, issued: Credentials) -> Secret {
-        let shown = Credentials { authority: self.request.spec.client_authority.clone(), ..issued };
-        Secret { immutable: Some(true), ..credentials_secret(&shown, self.metadata()) }
+        let credentials = Credentials { authority: self.request.spec.client_authority.clone(), ..issued };
+        Secret { immutable: Some(true), ..credentials_secret(&credentials, self.metadata()) }
     }
 
     fn metadata(&self) -> ObjectMeta {

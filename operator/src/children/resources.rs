@@ -39,11 +39,11 @@ pub fn fetcher_resources() -> ResourceRequirements {
     }
 }
 
-/// Returns the resources of the container that reads a Python dataset, unless `of` names others. It has limits, so that
-/// code of a user can't use up a node.
-pub fn loader_resources(of: Option<&RoleResources>) -> ResourceRequirements {
-    let named = of.and_then(|of| of.loader.as_ref()).map(given_resources);
-    named.unwrap_or_else(|| ResourceRequirements {
+/// Returns the resources of the container that reads a Python dataset, unless `resources` names others. It has limits,
+/// so that code of a user can't use up a node.
+pub fn loader_resources(resources: Option<&RoleResources>) -> ResourceRequirements {
+    let explicit = resources.and_then(|resources| resources.loader.as_ref()).map(given_resources);
+    explicit.unwrap_or_else(|| ResourceRequirements {
         requests: Some(amounts(&[("cpu", "50m"), ("memory", "256Mi")])),
         limits: Some(amounts(&[("cpu", "4"), ("memory", "4Gi")])),
         ..ResourceRequirements::default()
@@ -51,27 +51,27 @@ pub fn loader_resources(of: Option<&RoleResources>) -> ResourceRequirements {
 }
 
 /// Returns amounts by the names of their resources.
-fn amounts(of: &[(&str, &str)]) -> BTreeMap<String, Quantity> {
-    of.iter().map(|(resource, amount)| ((*resource).to_owned(), Quantity((*amount).to_owned()))).collect()
+fn amounts(pairs: &[(&str, &str)]) -> BTreeMap<String, Quantity> {
+    pairs.iter().map(|(resource, amount)| ((*resource).to_owned(), Quantity((*amount).to_owned()))).collect()
 }
 
 /// Returns resources that a job or an appliance names.
 fn given_resources(Resources { requests, limits }: &Resources) -> ResourceRequirements {
-    let map = |given: &Option<millrace_crds::ResourceList>| given.as_ref().map(|quantities| quantities.0.clone());
+    let map = |list: &Option<millrace_crds::ResourceList>| list.as_ref().map(|quantities| quantities.0.clone());
     ResourceRequirements { requests: map(requests), limits: map(limits), ..ResourceRequirements::default() }
 }
 
 /// Returns the resources of `role`, which needs `bytes` of memory in the attempt.
-pub fn resources(role: Role, bytes: u64, of: Option<&RoleResources>) -> ResourceRequirements {
-    let named = of.and_then(|of| match role {
-        Role::Coordinator => of.coordinator.as_ref(),
-        Role::MemoryX => of.memoryx.as_ref(),
-        Role::SwarmX => of.swarmx.as_ref(),
-        Role::Activation => of.activation.as_ref(),
-        Role::Cs2 => of.cs2.as_ref(),
+pub fn resources(role: Role, bytes: u64, resources: Option<&RoleResources>) -> ResourceRequirements {
+    let explicit = resources.and_then(|resources| match role {
+        Role::Coordinator => resources.coordinator.as_ref(),
+        Role::MemoryX => resources.memoryx.as_ref(),
+        Role::SwarmX => resources.swarmx.as_ref(),
+        Role::Activation => resources.activation.as_ref(),
+        Role::Cs2 => resources.cs2.as_ref(),
     });
-    if let Some(named) = named {
-        return given_resources(named);
+    if let Some(explicit) = explicit {
+        return given_resources(explicit);
     }
     let amount = |bytes: u64| ("memory".to_owned(), Quantity(format!("{}Mi", bytes.div_ceil(1 << 20))));
     let cpu = ("cpu".to_owned(), Quantity(format!("{}m", millicpu(role))));

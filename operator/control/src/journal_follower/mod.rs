@@ -74,7 +74,7 @@ impl<W: World> JournalFollowers<W> {
     pub fn follow(&self, job: &TrainJob, attempt: u32, resolved: Option<&JobSpec>) {
         let Some(uid) = job.uid() else { return };
         let mut all = self.following();
-        if all.get(&uid).is_some_and(|known| known.attempt == attempt) {
+        if all.get(&uid).is_some_and(|followed| followed.attempt == attempt) {
             return;
         }
         let progress = job.status.as_ref().and_then(|status| status.progress.clone());
@@ -96,15 +96,15 @@ impl<W: World> JournalFollowers<W> {
     /// Returns the report of the attempt's coordinator so far; `None` if the attempt is not followed.
     pub fn report(&self, uid: &str, attempt: u32) -> Option<CoordinatorReport> {
         let all = self.following();
-        let known = all.get(uid).filter(|known| known.attempt == attempt)?;
-        let report = known.report.borrow().clone();
+        let followed = all.get(uid).filter(|followed| followed.attempt == attempt)?;
+        let report = followed.report.borrow().clone();
         Some(report)
     }
 
     /// Makes an attempt save its state and stop. Idempotent; the first reason is sent.
     pub fn stop(&self, uid: &str, attempt: u32, reason: &str) {
-        if let Some(known) = self.following().get(uid).filter(|known| known.attempt == attempt) {
-            known.stop.send_if_modified(|stop| stop.is_none() && stop.replace(reason.to_owned()).is_none());
+        if let Some(followed) = self.following().get(uid).filter(|followed| followed.attempt == attempt) {
+            followed.stop.send_if_modified(|stop| stop.is_none() && stop.replace(reason.to_owned()).is_none());
         }
     }
 

@@ -50,9 +50,9 @@ impl ProgressWriter {
         self.total_steps = total.or(self.total_steps);
     }
 
-    pub(super) fn point(&mut self, point: &MetricPoint, at: Timestamp) {
+    pub(super) fn point(&mut self, point: &MetricPoint, time: Timestamp) {
         self.progress.attempt = Some(self.attempt);
-        self.progress.last_update_time = Some(Time(at));
+        self.progress.last_update_time = Some(Time(time));
         self.progress.total_steps = self.total_steps;
         match point {
             MetricPoint::Train(train) => {
@@ -61,7 +61,7 @@ impl ProgressWriter {
                 self.tokens += train.tokens;
                 self.progress.step = Some(train.step);
                 self.progress.loss = Some(train.loss.to_string());
-                self.rates(at);
+                self.rates(time);
             }
             MetricPoint::Eval(eval) => {
                 // A follower that starts late may receive an evaluation that is older than the progress it knows.
@@ -75,7 +75,7 @@ impl ProgressWriter {
         self.changed = true;
     }
 
-    fn rates(&mut self, at: Timestamp) {
+    fn rates(&mut self, time: Timestamp) {
         if self.seconds <= 0.0 {
             return;
         }
@@ -85,7 +85,8 @@ impl ProgressWriter {
         let remaining = self.total_steps.zip(self.progress.step).map(|(total, step)| total.saturating_sub(step));
         let remaining =
             remaining.and_then(|remaining| SignedDuration::try_from_secs_f64(remaining as f64 * per_step).ok());
-        self.progress.estimated_finish_time = remaining.and_then(|remaining| at.checked_add(remaining).ok()).map(Time);
+        self.progress.estimated_finish_time =
+            remaining.and_then(|remaining| time.checked_add(remaining).ok()).map(Time);
     }
 
     /// Waits until a write is due.
@@ -142,7 +143,7 @@ mod tests {
     /// wrote.
     #[test]
     fn progress_does_not_go_back_when_another_operator_leads() {
-        let known =
+        let recorded =
             JobProgress { attempt: Some(1), step: Some(2280), loss: Some("1.5".to_owned()), ..JobProgress::default() };
         let target = FollowTarget {
             job: ObjectRef::new("job"),
@@ -151,7 +152,7 @@ mod tests {
             batch: Some(8),
             trains: true,
             total_steps: Some(2300),
-            known_progress: Some(known),
+            known_progress: Some(recorded),
         };
         let mut writer = ProgressWriter::new(&target);
         writer.point(&eval(2200), Timestamp::UNIX_EPOCH);

@@ -91,7 +91,7 @@ impl<W: World> Listener<'_, W> {
         let mut entries = client.follow(FollowRequest { from: 0, from_current_state: true }).await?.into_inner();
         let stopping = send_stop(client.clone(), &mut stop);
         tokio::pin!(stopping);
-        let mut told = false;
+        let mut stop_sent = false;
         loop {
             tokio::select! {
                 entry = entries.message() => match entry? {
@@ -99,8 +99,8 @@ impl<W: World> Listener<'_, W> {
                     Some(_) => {}
                     None => return Ok(()),
                 },
-                saved = &mut stopping, if !told => {
-                    told = true;
+                saved = &mut stopping, if !stop_sent => {
+                    stop_sent = true;
                     if let Some((step, digest)) = saved {
                         self.update_report(true, |report| {
                             report.saved = true;
@@ -162,10 +162,10 @@ impl<W: World> Listener<'_, W> {
     }
 
     /// Changes the report, and enqueues the job: at once if the change matters, otherwise at intervals.
-    fn update_report(&mut self, matters: bool, change: impl FnOnce(&mut CoordinatorReport)) {
+    fn update_report(&mut self, is_urgent: bool, change: impl FnOnce(&mut CoordinatorReport)) {
         self.reports.send_modify(change);
-        let lately = self.visited.is_some_and(|visited| visited.elapsed() < PROGRESS_RECONCILE_INTERVAL);
-        if matters || !lately {
+        let is_recent = self.visited.is_some_and(|visited| visited.elapsed() < PROGRESS_RECONCILE_INTERVAL);
+        if is_urgent || !is_recent {
             self.visited = Some(tokio::time::Instant::now());
             let _ = self.visits.send(self.target.job.clone());
         }

@@ -24,8 +24,8 @@ pub(super) fn update_conditions(
     spec_error: Option<String>,
     now: Timestamp,
 ) {
-    let mut set = |of: &str, word: &str, reason: &str, message: String| {
-        set_condition(&mut status.conditions, condition(appliance, of, word, reason, message, now));
+    let mut set = |type_: &str, condition_status: &str, reason: &str, message: String| {
+        set_condition(&mut status.conditions, condition(appliance, type_, condition_status, reason, message, now));
     };
     let systems = used_resources(ledger).systems;
     match (spec_error, capacity) {
@@ -36,7 +36,7 @@ pub(super) fn update_conditions(
         }
     }
     match capacity.and_then(|capacity| over_commitment_message(capacity, ledger)) {
-        Some(why) => set(CONDITION_OVER_COMMITTED, "True", "Overcommitted", why),
+        Some(message) => set(CONDITION_OVER_COMMITTED, "True", "Overcommitted", message),
         None => set(CONDITION_OVER_COMMITTED, "False", "Fits", "capacity covers the systems in use".to_owned()),
     }
     if appliance.metadata.deletion_timestamp.is_some() {
@@ -60,24 +60,31 @@ pub(super) fn update_matches_values(
         status.conditions.retain(|condition| condition.type_ != CONDITION_MATCHES_VALUES);
         return;
     };
-    let (word, reason, message) = if edits.is_empty() {
+    let (condition_status, reason, message) = if edits.is_empty() {
         ("True", "MatchesChart", "the appliance matches the chart's values".to_owned())
     } else {
-        let what = edits.join(", ");
+        let list = edits.join(", ");
         let message = format!(
-            "edited manually since the chart's values were applied: {what}; the edit is kept until the values change"
+            "edited manually since the chart's values were applied: {list}; the edit is kept until the values change"
         );
         ("False", "EditedManually", message)
     };
-    let condition = condition(appliance, CONDITION_MATCHES_VALUES, word, reason, message, now);
+    let condition = condition(appliance, CONDITION_MATCHES_VALUES, condition_status, reason, message, now);
     set_condition(&mut status.conditions, condition);
 }
 
-/// Creates a condition about the appliance's present generation. `word` is `True` or `False`.
-fn condition(appliance: &Appliance, of: &str, word: &str, reason: &str, message: String, now: Timestamp) -> Condition {
+/// Creates a condition about the appliance's present generation. `status` is `True` or `False`.
+fn condition(
+    appliance: &Appliance,
+    type_: &str,
+    status: &str,
+    reason: &str,
+    message: String,
+    now: Timestamp,
+) -> Condition {
     Condition {
-        type_: of.to_owned(),
-        status: word.to_owned(),
+        type_: type_.to_owned(),
+        status: status.to_owned(),
         reason: reason.to_owned(),
         message,
         observed_generation: appliance.metadata.generation,
@@ -92,8 +99,8 @@ pub(super) fn appliance_events(
     adopted: &[String],
     rejected: &[Grant],
 ) -> Vec<JobEvent> {
-    let is = |status: &ApplianceStatus, of: &str| {
-        status.conditions.iter().find(|condition| condition.type_ == of && condition.status == "True").cloned()
+    let true_condition = |status: &ApplianceStatus, type_: &str| {
+        status.conditions.iter().find(|condition| condition.type_ == type_ && condition.status == "True").cloned()
     };
     let warning = |reason: &str, message: String| JobEvent {
         warning: true,
@@ -101,9 +108,12 @@ pub(super) fn appliance_events(
         message,
         ..JobEvent::default()
     };
-    let begun = [CONDITION_OVER_COMMITTED, CONDITION_DELETING].into_iter().filter(|of| is(old, of).is_none());
-    let mut events: Vec<JobEvent> =
-        begun.filter_map(|of| is(new, of)).map(|it| warning(&it.reason, it.message)).collect();
+    let new_conditions =
+        [CONDITION_OVER_COMMITTED, CONDITION_DELETING].into_iter().filter(|type_| true_condition(old, type_).is_none());
+    let mut events: Vec<JobEvent> = new_conditions
+        .filter_map(|type_| true_condition(new, type_))
+        .map(|condition| warning(&condition.reason, condition.message))
+        .collect();
     let edited = |status: &ApplianceStatus| {
         let mut conditions = status.conditions.iter();
         conditions.find(|condition| condition.type_ == CONDITION_MATCHES_VALUES && condition.status == "False").cloned()

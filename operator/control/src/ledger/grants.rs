@@ -43,18 +43,18 @@ pub(super) async fn decide<W: World>(
     // If no job requests systems, the cluster's priority classes are not needed.
     let priorities = if requests.is_empty() { PriorityValues::default() } else { control.world.priorities().await? };
     let now = Timestamp::now();
-    let set_aside = |job: &Arc<TrainJob>| place_outside_queue(job, appliance, &priorities, now);
-    let (refused, requests): (Vec<_>, Vec<_>) = requests.into_iter().partition(|job| set_aside(job).is_some());
+    let queue_entry = |job: &Arc<TrainJob>| place_outside_queue(job, appliance, &priorities, now);
+    let (excluded, requests): (Vec<_>, Vec<_>) = requests.into_iter().partition(|job| queue_entry(job).is_some());
     let seconds_left =
-        refused.iter().filter_map(|job| seconds_until_next_attempt(job.status.as_ref()?.retry.as_ref()?, now));
+        excluded.iter().filter_map(|job| seconds_until_next_attempt(job.status.as_ref()?.retry.as_ref()?, now));
     let next_due = seconds_left.min().map(Duration::from_secs);
-    let refused = refused.into_iter().filter_map(set_aside);
+    let excluded = excluded.into_iter().filter_map(queue_entry);
     let Some(capacity) = capacity.filter(|_| !requests.is_empty()) else {
-        let schedule = SchedulingDecision { places: refused.collect(), ..SchedulingDecision::default() };
+        let schedule = SchedulingDecision { places: excluded.collect(), ..SchedulingDecision::default() };
         return Ok(LedgerDecision { schedule, pending: false, incomplete: false, next_due });
     };
     let beginning = Timestamp::now().duration_since(control.started_at).unsigned_abs() < QUEUE_PLANNING_TIMEOUT;
-    let (mut asks, mut pending, mut incomplete) = (Vec::new(), false, false);
+    let (mut system_requests, mut pending, mut incomplete) = (Vec::new(), false, false);
     for job in requests {
         let Some(uid) = job.uid() else { continue };
         if control.plan_cache.unsupported_agents(job).is_some() {
@@ -62,9 +62,12 @@ pub(super) async fn decide<W: World>(
             continue;
         }
         match control.get_or_plan(job, &uid, &appliance.spec, job.spec.num_csx).ready() {
-            Some(Ok(planned)) => {
-                asks.extend(system_request(job, planned.needs.memoryx_bytes, planned.needs.swarmx_nodes, &priorities))
-            }
+            Some(Ok(planned)) => system_requests.extend(system_request(
+                job,
+                planned.needs.memoryx_bytes,
+                planned.needs.swarmx_nodes,
+                &priorities,
+            )),
             // The job's own reconcile reports this to its user.
             Some(Err(_)) => {}
             None => {
@@ -75,10 +78,10 @@ pub(super) async fn decide<W: World>(
         }
     }
     if incomplete {
-        asks.clear();
+        system_requests.clear();
     }
-    let mut schedule = schedule(capacity, ledger, &asks);
-    schedule.places.extend(refused);
+    let mut schedule = schedule(capacity, ledger, &system_requests);
+    schedule.places.extend(excluded);
     Ok(LedgerDecision { schedule, pending, incomplete, next_due })
 }
 

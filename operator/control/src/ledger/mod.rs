@@ -82,7 +82,7 @@ async fn update<W: World>(appliance: &Appliance, control: &ControllerContext<W>)
     else {
         return Ok(Action::requeue(PLANNING_POLL_INTERVAL));
     };
-    let linger = ledger.iter().any(|grant| live_job_of(&jobs, grant).is_none());
+    let has_deleted_jobs = ledger.iter().any(|grant| live_job_of(&jobs, grant).is_none());
 
     let machine = appliance.spec.machine.resolve();
     let capacity = machine.as_ref().map(capacity).ok();
@@ -122,12 +122,12 @@ async fn update<W: World>(appliance: &Appliance, control: &ControllerContext<W>)
     if !incomplete {
         enqueue_moved_in_queue(&jobs, decided.places, is_heartbeat, control);
     }
-    let again = match (pending, linger) {
+    let poll_interval = match (pending, has_deleted_jobs) {
         (true, _) => PLANNING_POLL_INTERVAL,
         (false, true) => LINGERING_AGENTS_INTERVAL,
         (false, false) => LEDGER_RESYNC_INTERVAL,
     };
-    Ok(Action::requeue(next_due.map_or(again, |due| due.min(again))))
+    Ok(Action::requeue(next_due.map_or(poll_interval, |due| due.min(poll_interval))))
 }
 
 /// Returns the new `lastObservedTime`: now, unless the same status was written less than [`STATUS_REFRESH_INTERVAL`]

@@ -92,8 +92,8 @@ async fn check_status(fixture: &impl Fixture) {
     assert!(!world.record_status(&first, &status(2)).await.unwrap(), "decided from an old version");
     assert_eq!(attempt_of(&newest(fixture, &first).await), Some(1), "nothing was recorded");
     assert!(world.record_status(&second, &second.status.clone().unwrap()).await.unwrap());
-    let same = newest(fixture, &first).await;
-    assert_eq!(same.resource_version(), second.resource_version(), "the same status is no new version");
+    let stored = newest(fixture, &first).await;
+    assert_eq!(stored.resource_version(), second.resource_version(), "the same status is no new version");
     assert!(world.record_status(&second, &status(2)).await.unwrap());
     assert_eq!(attempt_of(&newest(fixture, &first).await), Some(2));
     world.delete_job(&first).await.unwrap();
@@ -208,8 +208,8 @@ async fn check_agents(fixture: &impl Fixture) {
         tokio::time::sleep(POLL_INTERVAL).await;
     }
     assert!(!world.has_leftover_agents(NAMESPACE, &uid).await.unwrap());
-    let held = world.leftover_grants(&appliance.name_any()).await.unwrap();
-    assert!(held.iter().all(|grant| grant.uid != uid), "{held:?}");
+    let grants = world.leftover_grants(&appliance.name_any()).await.unwrap();
+    assert!(grants.iter().all(|grant| grant.uid != uid), "{grants:?}");
     world.delete_job(&job).await.unwrap();
 }
 

@@ -130,15 +130,15 @@ impl LedgerInputs<'_> {
 /// Computes the allocations. `still_running` has the UIDs of deleted jobs that still have agents.
 pub fn compute_allocations(records: &LedgerInputs<'_>, still_running: &BTreeSet<String>) -> Allocations {
     let mut allocations = Allocations::default();
-    let mut taken: BTreeSet<String> = BTreeSet::new();
+    let mut used_systems: BTreeSet<String> = BTreeSet::new();
     let mut holders: BTreeSet<String> = BTreeSet::new();
     let holding = records.jobs.iter().filter(|job| !job.systems.is_empty());
     for job in holding.filter(|job| !job.is_deleted || still_running.contains(&job.uid)) {
         let grant = records.grant_of(job);
-        if !records.recorded.iter().any(|known| known.uid == grant.uid && known.systems == grant.systems) {
+        if !records.recorded.iter().any(|recorded| recorded.uid == grant.uid && recorded.systems == grant.systems) {
             allocations.adopted.push(format!("{}/{}", job.namespace, job.name));
         }
-        taken.extend(grant.systems.iter().cloned());
+        used_systems.extend(grant.systems.iter().cloned());
         holders.insert(grant.uid.clone());
         allocations.grants.push(grant);
     }
@@ -148,11 +148,11 @@ pub fn compute_allocations(records: &LedgerInputs<'_>, still_running: &BTreeSet<
         if holders.contains(&grant.uid) || !records.is_still_held(grant, still_running) {
             continue;
         }
-        if !confirmed && grant.systems.iter().any(|system| taken.contains(system)) {
+        if !confirmed && grant.systems.iter().any(|system| used_systems.contains(system)) {
             allocations.rejected.push(grant.clone());
             continue;
         }
-        taken.extend(grant.systems.iter().cloned());
+        used_systems.extend(grant.systems.iter().cloned());
         holders.insert(grant.uid.clone());
         allocations.grants.push(grant.clone());
     }
@@ -167,17 +167,17 @@ pub fn over_commitment_message(capacity: &ResourceAmounts, ledger: &[Grant]) -> 
         let index: Option<u32> = system.strip_prefix("csx-").and_then(|index| index.parse().ok());
         index.is_some_and(|index| index < capacity.systems)
     };
-    let beyond = ledger.iter().flat_map(|grant| &grant.systems).any(|system| !exists(system));
+    let has_unknown_system = ledger.iter().flat_map(|grant| &grant.systems).any(|system| !exists(system));
     let excess = if used.systems > capacity.systems {
         format!("{} systems are in use, but the appliance has {}", used.systems, capacity.systems)
-    } else if beyond {
+    } else if has_unknown_system {
         format!("systems beyond the first {}, which the appliance has, are in use", capacity.systems)
     } else if used.memoryx_bytes > capacity.memoryx_bytes {
-        let [used, have] = [used.memoryx_bytes, capacity.memoryx_bytes].map(crate::scheduler::gigabytes);
-        format!("{used} of MemoryX are in use, but the appliance has {have}")
-    } else if nodes.is_some_and(|(have, used)| used > have) {
-        let (have, used) = nodes.unwrap_or_default();
-        format!("{used} SwarmX nodes are in use, but the appliance has {have}")
+        let [used, available] = [used.memoryx_bytes, capacity.memoryx_bytes].map(crate::scheduler::gigabytes);
+        format!("{used} of MemoryX are in use, but the appliance has {available}")
+    } else if nodes.is_some_and(|(available, used)| used > available) {
+        let (available, used) = nodes.unwrap_or_default();
+        format!("{used} SwarmX nodes are in use, but the appliance has {available}")
     } else {
         return None;
     };
@@ -189,9 +189,9 @@ pub fn over_commitment_message(capacity: &ResourceAmounts, ledger: &[Grant]) -> 
 
 /// Lists the jobs of a ledger with their systems, for a message.
 pub fn describe_jobs(ledger: &[Grant]) -> String {
-    let named = ledger.iter().take(MAX_LISTED_JOBS);
+    let listed = ledger.iter().take(MAX_LISTED_JOBS);
     let mut names: Vec<String> =
-        named.map(|grant| format!("{}/{} ({})", grant.namespace, grant.name, grant.systems.join(" "))).collect();
+        listed.map(|grant| format!("{}/{} ({})", grant.namespace, grant.name, grant.systems.join(" "))).collect();
     if let Some(more) = ledger.len().checked_sub(MAX_LISTED_JOBS).filter(|more| *more > 0) {
         names.push(format!("{more} more"));
     }

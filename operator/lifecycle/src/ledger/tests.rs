@@ -37,7 +37,7 @@ fn allocations_follow_from_records() {
     let deleted = JobAllocation { is_deleted: true, ..job("a", 1, &[0]) };
     let finished = JobAllocation { finished: true, ..job("a", 0, &[]) };
     struct Row {
-        what: &'static str,
+        name: &'static str,
         jobs: Vec<JobAllocation>,
         confirmed: Vec<Grant>,
         recorded: Vec<Grant>,
@@ -47,8 +47,8 @@ fn allocations_follow_from_records() {
         adopted: usize,
         rejected: usize,
     }
-    let row = |what: &'static str, jobs: Vec<JobAllocation>, recorded: Vec<Grant>, allocations: Vec<Grant>| Row {
-        what,
+    let row = |name: &'static str, jobs: Vec<JobAllocation>, recorded: Vec<Grant>, allocations: Vec<Grant>| Row {
+        name,
         jobs,
         confirmed: Vec::new(),
         recorded,
@@ -123,12 +123,12 @@ fn allocations_follow_from_records() {
         };
         let still_running = row.still_running.iter().map(|uid| (*uid).to_owned()).collect();
         let allocations = compute_allocations(&records, &still_running);
-        assert_eq!(allocations.grants, row.allocations, "{}", row.what);
+        assert_eq!(allocations.grants, row.allocations, "{}", row.name);
         assert_eq!(
             (allocations.adopted.len(), allocations.rejected.len()),
             (row.adopted, row.rejected),
             "{}",
-            row.what
+            row.name
         );
     }
 }
@@ -199,8 +199,8 @@ impl World {
             recorded: &recorded,
             departed_agents_grants: &left_behind,
         };
-        let left = self.jobs.values().filter(running).map(|model| model.job.uid.clone()).collect();
-        let mut ledger = compute_allocations(&records, &left).grants;
+        let running = self.jobs.values().filter(running).map(|model| model.job.uid.clone()).collect();
+        let mut ledger = compute_allocations(&records, &running).grants;
         let requests: Vec<SystemRequest> = existing
             .iter()
             .filter(|model| model.job.systems.is_empty() && !model.job.finished && !model.job.is_deleted)
@@ -281,7 +281,8 @@ impl World {
                 }
             }
             2 => {
-                if let Some(model) = self.pick().and_then(|uid| self.jobs.get_mut(&uid)).filter(|it| it.job.is_deleted)
+                if let Some(model) =
+                    self.pick().and_then(|uid| self.jobs.get_mut(&uid)).filter(|model| model.job.is_deleted)
                 {
                     model.agents.clear();
                 }
@@ -322,8 +323,8 @@ impl World {
     fn check(&self, seed: u64, step: u32) {
         let mut holders: BTreeMap<&String, &String> = BTreeMap::new();
         for (uid, model) in &self.jobs {
-            let own: BTreeSet<&String> = model.job.systems.iter().chain(&model.agents).collect();
-            for system in own.into_iter().filter(|_| model.exists || !model.agents.is_empty()) {
+            let systems: BTreeSet<&String> = model.job.systems.iter().chain(&model.agents).collect();
+            for system in systems.into_iter().filter(|_| model.exists || !model.agents.is_empty()) {
                 if model.job.is_deleted && model.agents.is_empty() {
                     continue;
                 }

@@ -94,12 +94,12 @@ pub fn schedule(capacity: &ResourceAmounts, ledger: &[Grant], requests: &[System
             continue;
         }
         let before = decided.places.len();
-        let waits = match before {
+        let shortage = match before {
             0 => free.first_shortage(request),
             1 => Some("1 job is ahead in the queue".into()),
             _ => Some(format!("{before} jobs are ahead in the queue")),
         };
-        match waits {
+        match shortage {
             None => decided.grants.push(free.allocate(request)),
             Some(message) => {
                 let position = Some(count(before + 1));
@@ -186,32 +186,36 @@ impl FreeResources {
 /// Returns the part of `ask` that exceeds the whole appliance, with the remedy; `None` if it can fit.
 fn exceeds_capacity(capacity: &ResourceAmounts, request: &SystemRequest) -> Option<String> {
     if request.systems > capacity.systems {
-        let (requested, have) = (plural(request.systems, "system"), capacity.systems);
-        return Some(format!("requests {requested}, but the appliance has {have}: set numCsx to at most {have}"));
+        let (requested, available) = (plural(request.systems, "system"), capacity.systems);
+        return Some(format!(
+            "requests {requested}, but the appliance has {available}: set numCsx to at most {available}"
+        ));
     }
     if request.memoryx_bytes > capacity.memoryx_bytes {
-        let [requested, have] = [request.memoryx_bytes, capacity.memoryx_bytes].map(gigabytes);
-        return Some(format!("needs {requested} of MemoryX, but the appliance has {have}: choose a smaller model"));
+        let [requested, available] = [request.memoryx_bytes, capacity.memoryx_bytes].map(gigabytes);
+        return Some(format!(
+            "needs {requested} of MemoryX, but the appliance has {available}: choose a smaller model"
+        ));
     }
     match capacity.swarmx_nodes {
-        Some(have) if request.swarmx_nodes > have => {
+        Some(available) if request.swarmx_nodes > available => {
             let requested = plural(request.swarmx_nodes, "SwarmX node");
-            Some(format!("needs {requested}, but the appliance has {have}: set numCsx to a smaller number"))
+            Some(format!("needs {requested}, but the appliance has {available}: set numCsx to a smaller number"))
         }
         _ => None,
     }
 }
 
-fn plural(number: u32, of: &str) -> String {
-    format!("{number} {of}{}", if number == 1 { "" } else { "s" })
+fn plural(number: u32, noun: &str) -> String {
+    format!("{number} {noun}{}", if number == 1 { "" } else { "s" })
 }
 
 pub(crate) fn gigabytes(bytes: u64) -> String {
     format!("{:.1} GB", bytes as f64 / 1e9)
 }
 
-fn count(of: usize) -> u32 {
-    u32::try_from(of).unwrap_or(u32::MAX)
+fn count(number: usize) -> u32 {
+    u32::try_from(number).unwrap_or(u32::MAX)
 }
 
 #[cfg(test)]

@@ -49,7 +49,7 @@ impl JobFixture {
             report: None,
             resolution: Some(Ok(ResolvedJob { job: Some("{}".to_owned()), ..ResolvedJob::default() })),
             agents_refused: None,
-            refusal: None,
+            creation_error: None,
             max_deadlines: MaxDeadlines::default(),
             desired_agents: wanted(systems),
             largest_num_csx: Some(8),
@@ -163,20 +163,20 @@ impl JobFixture {
         self.seen.agents.clear();
     }
 
-    fn message(&self, of: ConditionType) -> String {
-        self.status().condition(of).expect("set from the first visit on").message.clone()
+    fn message(&self, condition_type: ConditionType) -> String {
+        self.status().condition(condition_type).expect("set from the first visit on").message.clone()
     }
 
     fn retry(&self) -> RetryStatus {
         self.status().retry.expect("an attempt has failed")
     }
 
-    fn is(&self, of: ConditionType) -> bool {
-        self.status().is(of)
+    fn is(&self, condition_type: ConditionType) -> bool {
+        self.status().is(condition_type)
     }
 
-    fn reason(&self, of: ConditionType) -> String {
-        self.status().condition(of).expect("set from the first visit on").reason.clone()
+    fn reason(&self, condition_type: ConditionType) -> String {
+        self.status().condition(condition_type).expect("set from the first visit on").reason.clone()
     }
 }
 
@@ -503,8 +503,9 @@ fn random_event(world: &mut JobFixture, random: &mut Random) {
             world.report(|report| (report.advanced, report.checkpoint) = (Some(now), Some((step, "d".to_owned()))));
         }
         11 if random.below(4) == 0 => {
-            let refusal = CreationError { message: "exceeded quota".to_owned(), is_temporary: random.below(2) == 0 };
-            world.seen.refusal = Some(refusal);
+            let creation_error =
+                CreationError { message: "exceeded quota".to_owned(), is_temporary: random.below(2) == 0 };
+            world.seen.creation_error = Some(creation_error);
             if random.below(2) == 0 {
                 world.seen.agents.pop();
             }
@@ -536,8 +537,8 @@ fn carry_out(world: &mut JobFixture, random: &mut Random) {
         }
     }
     let (attempt, admitted) = (world.attempt(), world.is(ConditionType::Admitted));
-    let kept = world.seen.grant.as_ref().is_some_and(|grant| attempt < grant.attempt || admitted);
-    if !kept {
+    let is_kept = world.seen.grant.as_ref().is_some_and(|grant| attempt < grant.attempt || admitted);
+    if !is_kept {
         world.seen.grant = None;
         if !admitted && !world.spec().suspend && random.below(2) == 0 {
             world.grant();
@@ -575,7 +576,7 @@ fn random_histories_keep_invariants_and_terminate() {
         }
         // From here on nothing fails.
         world.spec().suspend = false;
-        world.seen.refusal = None;
+        world.seen.creation_error = None;
         for _ in 0..100 {
             world.visit();
             carry_out(&mut world, &mut random);

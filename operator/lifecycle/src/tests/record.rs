@@ -140,8 +140,9 @@ fn unsupported_agents_finish_their_attempt() {
     world.spec().num_csx = 1;
     assert_eq!(world.visit(), JobState::Training, "the attempt under way goes on as it is");
     assert_eq!(runs(&world), Some((1, 2)));
-    let condition =
-        |world: &JobFixture, of| world.status().condition(of).map(|it| (it.reason.clone(), it.message.clone()));
+    let condition = |world: &JobFixture, condition_type| {
+        world.status().condition(condition_type).map(|condition| (condition.reason.clone(), condition.message.clone()))
+    };
     let refused = Some(("AgentsUnsupported".to_owned(), REFUSED.to_owned()));
     assert_eq!(condition(&world, ConditionType::Accepted), refused, "another number of systems takes another attempt");
     world.spec().num_csx = 2;
@@ -200,10 +201,10 @@ fn job_waits_while_its_uploads_are_unavailable() {
     let planned = std::mem::replace(&mut world.seen.resolution, unavailable());
     world.grant();
     assert_eq!(world.visit_without_record(), JobState::Queued);
-    for of in [ConditionType::Accepted, ConditionType::Admitted] {
+    for condition_type in [ConditionType::Accepted, ConditionType::Admitted] {
         let status = world.status();
-        let condition = status.condition(of).unwrap();
-        assert_eq!((&*condition.status, &*condition.reason), ("False", "UploadsUnavailable"), "{of:?}");
+        let condition = status.condition(condition_type).unwrap();
+        assert_eq!((&*condition.status, &*condition.reason), ("False", "UploadsUnavailable"), "{condition_type:?}");
         assert_eq!(condition.message, "the REST server does not answer");
     }
     assert!(!world.is(ConditionType::Finished) && world.status().systems.is_empty(), "the grant is declined");

@@ -17,12 +17,12 @@ fn admitted() -> JobFixture {
 }
 
 fn refuse(world: &mut JobFixture, is_temporary: bool) {
-    world.seen.refusal = Some(CreationError { message: QUOTA.to_owned(), is_temporary });
+    world.seen.creation_error = Some(CreationError { message: QUOTA.to_owned(), is_temporary });
 }
 
 /// Grants systems and begins the next attempt.
 fn begin(world: &mut JobFixture) {
-    world.seen.refusal = None;
+    world.seen.creation_error = None;
     world.grant();
     world.visit();
     world.create();
@@ -74,7 +74,7 @@ fn rejected_starts_back_off_until_one_succeeds() {
         assert_eq!(world.visit(), JobState::Queued);
         assert_eq!(seconds_until_next_attempt(&world.retry(), world.seen.now), Some(pause));
         world.advance_time(pause as i64);
-        world.seen.refusal = None;
+        world.seen.creation_error = None;
         world.grant();
         assert_eq!(world.visit(), JobState::Starting);
     }
@@ -128,9 +128,9 @@ fn deadlines_are_bounded_by_appliance() {
     world.advance_time(3600);
     assert_eq!(world.visit(), JobState::Restarting);
     let bounds = MaxDeadlines::default();
-    let (field, why) = bounds.find_violation(&world.job.spec).unwrap();
+    let (field, message) = bounds.find_violation(&world.job.spec).unwrap();
     assert_eq!(field, "spec.deadlines.startupSeconds");
-    assert!(why.contains("set it to 3600 or less"), "{why}");
+    assert!(message.contains("set it to 3600 or less"), "{message}");
     world.spec().deadlines.startup_seconds = 3600;
     assert_eq!(bounds.find_violation(&world.job.spec), None);
 }
@@ -287,6 +287,6 @@ fn terminating_agent_is_not_ready() {
     let mut many = JobFixture::training(2);
     many.spec().num_csx = 9;
     many.visit();
-    let said = many.status().conditions.iter().filter(|condition| condition.message.contains(hint)).count();
-    assert_eq!(said, 1, "said once");
+    let conditions = many.status().conditions.iter().filter(|condition| condition.message.contains(hint)).count();
+    assert_eq!(conditions, 1, "reported once");
 }

@@ -13,20 +13,20 @@ impl Decider<'_> {
         if !self.observed.agents.is_empty() {
             self.commands.push(JobCommand::RemoveAgents { grace: IDLE_GRACE_SECONDS });
         }
-        let refused = match (&self.observed.resolution, &self.status.resolved) {
+        let rejection = match (&self.observed.resolution, &self.status.resolved) {
             (Some(Err(error)), None) if !error.is_temporary => Some(error.message.clone()),
             _ => None,
         };
-        if let Some(why) = refused {
-            self.refused = Some(why.clone());
-            return self.finish(JobState::BadParams, why);
+        if let Some(message) = rejection {
+            self.rejection = Some(message.clone());
+            return self.finish(JobState::BadParams, message);
         }
         let granted = self.observed.grant.as_ref().filter(|grant| grant.attempt == self.attempt() + 1);
-        let declined = self.spec.suspend
+        let is_declined = self.spec.suspend
             || self.obstacle().is_some()
             || backoff_place(&self.status, self.observed.now).is_some()
             || granted.is_some_and(|grant| grant.systems.len() != self.spec.num_csx as usize);
-        if let Some(grant) = granted.filter(|_| declined) {
+        if let Some(grant) = granted.filter(|_| is_declined) {
             // Skipping the attempt's number shows the ledger that the grant was released.
             self.status.attempt = Some(grant.attempt);
         }
@@ -42,14 +42,14 @@ impl Decider<'_> {
             };
             return (JobState::Suspended, message);
         }
-        if let Some(why) = self.obstacle() {
+        if let Some(message) = self.obstacle() {
             self.status.queue = None;
             self.requeue_after = Some(REQUEUE_SECONDS);
-            return (JobState::Queued, why);
+            return (JobState::Queued, message);
         }
         if self.status.resolved.is_some() && self.exceeds_largest_num_csx() {
             self.status.queue = None;
-            return (JobState::Queued, self.refused.clone().unwrap_or_default());
+            return (JobState::Queued, self.rejection.clone().unwrap_or_default());
         }
         if let Some(waiting) = self.back_off() {
             return waiting;
@@ -62,11 +62,11 @@ impl Decider<'_> {
             return (JobState::Queued, message);
         }
         match granted {
-            Some(grant) if !declined && self.observed.agents.is_empty() => self.begin_attempt(grant.systems.clone()),
+            Some(grant) if !is_declined && self.observed.agents.is_empty() => self.begin_attempt(grant.systems.clone()),
             _ => {
                 self.status.queue = self.observed.queue_place.clone();
-                let place = self.status.queue.as_ref().and_then(|place| place.message.clone());
-                (JobState::Queued, place.unwrap_or_else(|| "the job is in the queue".to_owned()))
+                let queue_message = self.status.queue.as_ref().and_then(|queue_message| queue_message.message.clone());
+                (JobState::Queued, queue_message.unwrap_or_else(|| "the job is in the queue".to_owned()))
             }
         }
     }
@@ -113,10 +113,10 @@ impl Decider<'_> {
         let Some(largest) = self.observed.largest_num_csx.filter(|largest| self.spec.num_csx > *largest) else {
             return false;
         };
-        let wanted = self.spec.num_csx;
-        self.refused = Some(format!(
-            "numCsx is {wanted}, but a batch has {largest} leaves: set numCsx to at most {largest}; until then the job \
-             keeps its number of systems"
+        let requested = self.spec.num_csx;
+        self.rejection = Some(format!(
+            "numCsx is {requested}, but a batch has {largest} leaves: set numCsx to at most {largest}; until then the \
+             job keeps its number of systems"
         ));
         true
     }

@@ -11,8 +11,8 @@ impl Decider<'_> {
     pub(super) fn continue_attempt(&mut self) -> StateAndMessage {
         let attempt = self.attempt();
         self.reset_retries_on_progress();
-        if let Some(over) = self.finished_outcome() {
-            return over;
+        if let Some(finished) = self.finished_outcome() {
+            return finished;
         }
         if self.observed.agents.iter().any(|agent| agent.attempt != attempt) {
             // Agents of this attempt can't be created while agents of an older one have the same names.
@@ -25,25 +25,25 @@ impl Decider<'_> {
             self.requeue_after = Some(REQUEUE_SECONDS);
             return (JobState::Queued, error.message);
         }
-        if let Some(refused) = self.handle_rejected_start() {
-            return refused;
+        if let Some(rejected) = self.handle_rejected_start() {
+            return rejected;
         }
         if let Some((cause, counted)) = self.find_failure() {
             return self.restart(cause, counted);
         }
         let ready = self.count_ready();
-        if let Some(late) = self.check_deadlines(ready) {
-            return late;
+        if let Some(exceeded) = self.check_deadlines(ready) {
+            return exceeded;
         }
         let num_csx = self.status.num_csx.unwrap_or(self.spec.num_csx);
         if self.spec.suspend {
             return self.stop(JobState::Suspending, "saving the job's state before it is suspended".to_owned());
         }
         if self.spec.num_csx != num_csx && self.obstacle().is_none() && !self.exceeds_largest_num_csx() {
-            let wanted = self.spec.num_csx;
+            let requested = self.spec.num_csx;
             return self.stop(
                 JobState::Resizing,
-                format!("saving the job's state to resume it with {wanted} system(s) instead of {num_csx}"),
+                format!("saving the job's state to resume it with {requested} system(s) instead of {num_csx}"),
             );
         }
         self.commands.push(match self.unusable_record {
@@ -90,39 +90,39 @@ impl Decider<'_> {
     /// Counts the ready agents into the status, records what prevents the first of the others from being ready, and
     /// returns whether all are ready.
     pub(super) fn count_ready(&mut self) -> bool {
-        let wanted = self.wanted();
+        let required = self.wanted();
         let agents = &self.observed.agents;
         let report = self.report();
         // The coordinator may report steps before the last probe has answered. A step requires every agent.
-        let works = report.is_some_and(|report| report.advanced.is_some());
-        let of = |role, is: &dyn Fn(&ObservedAgent) -> bool| {
+        let is_running = report.is_some_and(|report| report.advanced.is_some());
+        let count = |role, is: &dyn Fn(&ObservedAgent) -> bool| {
             agents.iter().filter(|agent| agent.role == role && is(agent)).count() as u32
         };
         let is_ready = |agent: &ObservedAgent| match agent.state {
             _ if agent.is_terminating => false,
             AgentState::Ready => true,
-            AgentState::Starting => works,
+            AgentState::Starting => is_running,
             AgentState::Waiting { .. } | AgentState::Ended(_) => false,
         };
         let has_failed =
             |agent: &ObservedAgent| matches!(&agent.state, AgentState::Ended(end) if end.exit_code != Some(0));
-        let roles = wanted.into_iter().map(|(role, desired)| RoleStatus {
+        let roles = required.into_iter().map(|(role, desired)| RoleStatus {
             name: role.to_string(),
             desired,
-            ready: of(role, &is_ready),
-            failed: of(role, &has_failed),
+            ready: count(role, &is_ready),
+            failed: count(role, &has_failed),
         });
         self.status.roles = roles.collect();
         let waiting = agents.iter().find_map(|agent| match &agent.state {
             AgentState::Waiting { reason, message } => Some((reason.clone(), format!("{}: {message}", agent.name))),
             _ => None,
         });
-        let short = self.status.roles.iter().find(|role| role.ready < role.desired);
+        let incomplete = self.status.roles.iter().find(|role| role.ready < role.desired);
         self.start_blocker = self.temporary_creation_error().or(waiting).or_else(|| {
-            let role = short?;
+            let role = incomplete?;
             Some(("Starting".to_owned(), format!("{} of {} {} agents are ready", role.ready, role.desired, role.name)))
         });
         // Nothing is ready if the required agents are not known.
-        short.is_none() && !self.status.roles.is_empty()
+        incomplete.is_none() && !self.status.roles.is_empty()
     }
 }

@@ -35,12 +35,12 @@ pub fn decide_deleted(job: &TrainJob, now: Timestamp) -> Option<JobDecision> {
         true => "the job was deleted: its agents save its state and stop, then its history is archived",
         false => "the job was deleted: its agents are stopping",
     };
-    for (of, word) in [
+    for (condition_type, condition_status) in [
         (ConditionType::RolesReady, "False"),
         (ConditionType::Progressing, "False"),
         (ConditionType::Succeeded, "Unknown"),
     ] {
-        set_condition(&mut status.conditions, deleting(job, of, word, message, now));
+        set_condition(&mut status.conditions, deleting(job, condition_type, condition_status, message, now));
     }
     Some(decision(status, message))
 }
@@ -68,9 +68,9 @@ fn decide_held(job: &TrainJob, mut status: TrainJobStatus, now: Timestamp) -> Op
 }
 
 /// Builds a condition with the reason `Deleting`.
-fn deleting(job: &TrainJob, of: ConditionType, status: &str, message: &str, now: Timestamp) -> Condition {
+fn deleting(job: &TrainJob, condition_type: ConditionType, status: &str, message: &str, now: Timestamp) -> Condition {
     Condition {
-        type_: of.as_str().to_owned(),
+        type_: condition_type.as_str().to_owned(),
         status: status.to_owned(),
         reason: JobState::Deleting.as_str().to_owned(),
         message: message.to_owned(),
@@ -87,7 +87,7 @@ fn decision(status: TrainJobStatus, message: &str) -> JobDecision {
         attempt: status.attempt,
         ..JobEvent::default()
     };
-    JobDecision { status, commands: Vec::new(), events: vec![event], look_again: None }
+    JobDecision { status, commands: Vec::new(), events: vec![event], requeue_after: None }
 }
 
 #[cfg(test)]

@@ -52,14 +52,15 @@ impl Decider<'_> {
 
     /// Returns the message of the state in the status.
     pub(super) fn state_message(&self) -> String {
-        self.status.condition(ConditionType::Succeeded).map(|it| it.message.clone()).unwrap_or_default()
+        self.status.condition(ConditionType::Succeeded).map(|condition| condition.message.clone()).unwrap_or_default()
     }
 
     /// Handles the end of the last agent. A job that only restarts keeps its systems.
     pub(super) fn on_last_agent_gone(&mut self, state: JobState) -> StateAndMessage {
-        let same = self.spec.num_csx as usize == self.status.systems.len();
+        let is_same_size = self.spec.num_csx as usize == self.status.systems.len();
         let requeue = self.status.retry.as_ref().is_some_and(|retry| retry.requeue);
-        if state == JobState::Restarting && !self.spec.suspend && same && !requeue && self.obstacle().is_none() {
+        if state == JobState::Restarting && !self.spec.suspend && is_same_size && !requeue && self.obstacle().is_none()
+        {
             if self.is_retry_pending() {
                 return (state, self.state_message());
             }
@@ -118,7 +119,7 @@ impl Decider<'_> {
     pub(super) fn clean_up_finished(&mut self, state: JobState) -> StateAndMessage {
         let message = self.state_message();
         if state == JobState::BadParams && !self.status.is(ConditionType::Accepted) {
-            self.refused = Some(message.clone());
+            self.rejection = Some(message.clone());
         }
         if !self.observed.agents.is_empty() {
             self.commands.push(JobCommand::RemoveAgents { grace: IDLE_GRACE_SECONDS });
@@ -127,11 +128,11 @@ impl Decider<'_> {
         }
         self.release();
         if let Some(ttl) = self.spec.ttl_seconds_after_finished {
-            let left = i64::from(ttl) - self.seconds_since(self.status.finish_time.as_ref());
-            if left <= 0 {
+            let remaining = i64::from(ttl) - self.seconds_since(self.status.finish_time.as_ref());
+            if remaining <= 0 {
                 self.commands.push(JobCommand::DeleteJob);
             } else {
-                self.requeue_after(left);
+                self.requeue_after(remaining);
             }
         }
         (state, message)

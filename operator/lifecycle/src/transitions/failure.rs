@@ -32,8 +32,8 @@ pub(super) fn final_state(exit_code: i32, reason: &str) -> Option<JobState> {
 }
 
 /// Describes an attempt that makes progress, with the verbs in their tense.
-fn progress(trains: &str, saves: &str) -> String {
-    format!("{trains} for {} min and {saves} a later checkpoint than it began from", MIN_PROGRESS_SECONDS / 60)
+fn progress(trained: &str, saved: &str) -> String {
+    format!("{trained} for {} min and {saved} a later checkpoint than it began from", MIN_PROGRESS_SECONDS / 60)
 }
 
 impl Decider<'_> {
@@ -63,14 +63,14 @@ impl Decider<'_> {
             return Some((self.agent_deleted(agent, "Deleted", message), !agent.is_evicted));
         }
         if self.has_begun() {
-            for (role, wanted) in self.wanted() {
+            for (role, required) in self.wanted() {
                 let existing = agents.iter().filter(|agent| agent.role == role).count();
-                if existing < wanted as usize {
+                if existing < required as usize {
                     let cause = FailureStatus {
                         attempt: Some(self.attempt()),
                         role: Some(role.to_string()),
                         reason: Some("Deleted".to_owned()),
-                        message: Some(format!("{existing} of {wanted} {role} agents exist: the others were deleted")),
+                        message: Some(format!("{existing} of {required} {role} agents exist: the others were deleted")),
                         ..FailureStatus::default()
                     };
                     return Some((cause, true));
@@ -236,11 +236,11 @@ impl Decider<'_> {
 
     /// Returns the failure in the coordinator's outcome, and whether it counts against the budget.
     fn outcome_failure(&self, outcome: &ReportedOutcome) -> (FailureStatus, bool) {
-        let culprit = outcome.failed_agent.as_deref().unwrap_or(COORDINATOR_NAME);
-        let agent = self.agent_by_name(culprit);
+        let failed_agent = outcome.failed_agent.as_deref().unwrap_or(COORDINATOR_NAME);
+        let agent = self.agent_by_name(failed_agent);
         let cause = FailureStatus {
             attempt: Some(self.attempt()),
-            role: culprit.rsplit_once('-').map(|(role, _)| role.to_owned()),
+            role: failed_agent.rsplit_once('-').map(|(role, _)| role.to_owned()),
             pod: agent.map(|agent| agent.name.clone()),
             node: agent.and_then(|agent| agent.node.clone()),
             exit_code: Some(i32::from(outcome.exit_code)),

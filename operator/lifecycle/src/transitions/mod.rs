@@ -51,7 +51,7 @@ pub fn decide(job: &TrainJob, observed: &JobObservation) -> JobDecision {
         events: Vec::new(),
         requeue_after: None,
         start_blocker: None,
-        refused: None,
+        rejection: None,
         unusable_record: unusable_record(&old, observed),
         status: old.clone(),
     };
@@ -88,7 +88,7 @@ struct Decider<'a> {
     requeue_after: Option<u64>,
     /// Reason and message of what prevents agents from being ready.
     start_blocker: Option<(String, String)>,
-    refused: Option<String>,
+    rejection: Option<String>,
     /// Why the record of an earlier admission can't be used, or why there can't be a record at present. Nothing can be
     /// started then, and the agents of an attempt are known only from the status.
     unusable_record: Option<ResolutionError>,
@@ -149,9 +149,9 @@ impl<'a> Decider<'a> {
         let unsaved = self.unsaved(state);
         let missed = self.missed_progress(state);
         let checkpoint = self.status.checkpoint.as_ref();
-        let facts = ConditionInputs {
+        let inputs = ConditionInputs {
             message: message.clone(),
-            refused: self.refused,
+            rejection: self.rejection,
             unusable_record: self.unusable_record.filter(|_| !state.is_final()),
             agents_refused: agents_refused
                 .filter(|_| state == JobState::Queued || (is_resize_refused && !state.is_final())),
@@ -162,9 +162,10 @@ impl<'a> Decider<'a> {
             unsaved,
             checkpoint: checkpoint.and_then(|saved| Some((saved.step?, saved.digest.clone().unwrap_or_default()))),
         };
-        let known = self.status.conditions.iter().any(|known| Some(&known.message) == facts.unsaved.as_ref());
-        let unsaved = facts.unsaved.clone().filter(|_| !known);
-        update_conditions(&mut self.status.conditions, state, &facts, generation, self.observed.now);
+        let is_known =
+            self.status.conditions.iter().any(|condition| Some(&condition.message) == inputs.unsaved.as_ref());
+        let unsaved = inputs.unsaved.clone().filter(|_| !is_known);
+        update_conditions(&mut self.status.conditions, state, &inputs, generation, self.observed.now);
         self.status.observed_generation = generation;
         if let Some(message) = unsaved {
             let reason = CHECKPOINT_WRITE_FAILED.to_owned();
@@ -192,7 +193,7 @@ impl<'a> Decider<'a> {
             status: self.status,
             commands: self.commands,
             events: self.events,
-            look_again: self.requeue_after,
+            requeue_after: self.requeue_after,
         }
     }
 }
@@ -200,8 +201,9 @@ impl<'a> Decider<'a> {
 /// Describes where the params differ from the spec, which takes precedence; `None` if they agree.
 fn overruled(status: &TrainJobStatus) -> Option<String> {
     let differences = &status.resolved.as_ref()?.differences;
-    let of = |it: &OverruledKey| format!("{} is {} in params and {} in spec; spec wins", it.key, it.params, it.spec);
-    let sentences: Vec<String> = differences.iter().map(of).collect();
+    let describe =
+        |key: &OverruledKey| format!("{} is {} in params and {} in spec; spec wins", key.key, key.params, key.spec);
+    let sentences: Vec<String> = differences.iter().map(describe).collect();
     (!sentences.is_empty()).then(|| sentences.join("; "))
 }
 

@@ -44,10 +44,10 @@ impl<'a> Decider<'a> {
         if self.before != Some(JobState::Starting) || !has_ended {
             return None;
         }
-        let (missed, did) =
+        let (missed, done) =
             if report.evaluating { (JobState::Evaluating, "evaluated") } else { (JobState::Training, "trained") };
         let (attempt, resumed, next) = (self.attempt(), self.resumed(), state.as_str());
-        let message = format!("attempt {attempt} {did}{resumed}, until the state became {next}");
+        let message = format!("attempt {attempt} {done}{resumed}, until the state became {next}");
         let reason = missed.as_str().to_owned();
         Some(JobEvent { reason, message, attempt: Some(attempt), ..JobEvent::default() })
     }
@@ -56,12 +56,12 @@ impl<'a> Decider<'a> {
     pub(super) fn take_report(&mut self) {
         let Some(report) = self.report() else { return };
         let Some((step, digest)) = &report.checkpoint else { return };
-        let known = self
+        let is_known = self
             .status
             .checkpoint
             .as_ref()
-            .is_some_and(|known| known.step == Some(*step) && known.digest.as_deref() == Some(digest));
-        if !known {
+            .is_some_and(|saved| saved.step == Some(*step) && saved.digest.as_deref() == Some(digest));
+        if !is_known {
             let time = Some(Time(report.advanced.unwrap_or(self.observed.now)));
             self.status.checkpoint = Some(CheckpointStatus { step: Some(*step), digest: Some(digest.clone()), time });
         }

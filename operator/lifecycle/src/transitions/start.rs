@@ -15,8 +15,8 @@ const REASON_CREATION_FAILED: &str = "CreationFailed";
 impl Decider<'_> {
     /// Returns whether every agent of the attempt exists, or has existed because the attempt has made steps.
     fn has_all_agents(&self) -> bool {
-        let there = |role| self.observed.agents.iter().filter(|agent| agent.role == role).count();
-        self.has_begun() || self.wanted().into_iter().all(|(role, wanted)| there(role) >= wanted as usize)
+        let count = |role| self.observed.agents.iter().filter(|agent| agent.role == role).count();
+        self.has_begun() || self.wanted().into_iter().all(|(role, required)| count(role) >= required as usize)
     }
 
     pub(super) fn has_begun(&self) -> bool {
@@ -25,33 +25,34 @@ impl Decider<'_> {
 
     /// Releases the systems if the API server has rejected an object that the attempt needs to start.
     pub(super) fn handle_rejected_start(&mut self) -> Option<StateAndMessage> {
-        let refusal = self.observed.refusal.as_ref().filter(|refusal| !refusal.is_temporary)?;
+        let creation_error =
+            self.observed.creation_error.as_ref().filter(|creation_error| !creation_error.is_temporary)?;
         if self.has_all_agents() {
             return None;
         }
-        let message = refusal.message.clone();
+        let message = creation_error.message.clone();
         Some(self.release_and_requeue(StartFailure::Rejected, message))
     }
 
     /// Returns reason and message of what prevents agents from being created at present.
     pub(super) fn temporary_creation_error(&self) -> Option<(String, String)> {
-        let refusal = self.observed.refusal.as_ref()?;
-        (!self.has_all_agents()).then(|| (REASON_CREATION_FAILED.to_owned(), refusal.message.clone()))
+        let creation_error = self.observed.creation_error.as_ref()?;
+        (!self.has_all_agents()).then(|| (REASON_CREATION_FAILED.to_owned(), creation_error.message.clone()))
     }
 
     /// Releases the systems if the startup deadline has passed and the cluster has no room for the agents.
     pub(super) fn handle_unschedulable(&mut self, deadline: i64) -> Option<StateAndMessage> {
-        let waits = self.observed.agents.iter().any(|agent| match &agent.state {
+        let is_waiting = self.observed.agents.iter().any(|agent| match &agent.state {
             AgentState::Waiting { reason, .. } => UNSCHEDULED_REASONS.contains(&reason.as_str()),
             _ => false,
         });
-        if !waits && self.has_all_agents() {
+        if !is_waiting && self.has_all_agents() {
             return None;
         }
-        let (_, why) = self.start_blocker.clone().unwrap_or_default();
+        let (_, message) = self.start_blocker.clone().unwrap_or_default();
         Some(self.release_and_requeue(
             StartFailure::Unschedulable,
-            format!("not all agents were scheduled within {deadline} s: {why}"),
+            format!("not all agents were scheduled within {deadline} s: {message}"),
         ))
     }
 
@@ -97,19 +98,20 @@ impl Decider<'_> {
 
     /// Keeps the job in the queue, without systems, until the next attempt is due.
     pub(super) fn back_off(&mut self) -> Option<StateAndMessage> {
-        let place = backoff_place(&self.status, self.observed.now)?;
+        let queue_status = backoff_place(&self.status, self.observed.now)?;
         self.is_retry_pending();
-        let message = place.message.clone().unwrap_or_default();
-        self.status.queue = Some(place);
+        let message = queue_status.message.clone().unwrap_or_default();
+        self.status.queue = Some(queue_status);
         Some((JobState::Queued, message))
     }
 
     /// Returns whether the next attempt is not due yet; requests a reconcile at that time.
     pub(super) fn is_retry_pending(&mut self) -> bool {
-        let left = self.status.retry.as_ref().and_then(|retry| seconds_until_next_attempt(retry, self.observed.now));
-        if let Some(left) = left {
-            self.requeue_after(i64::try_from(left).unwrap_or(i64::MAX));
+        let remaining =
+            self.status.retry.as_ref().and_then(|retry| seconds_until_next_attempt(retry, self.observed.now));
+        if let Some(remaining) = remaining {
+            self.requeue_after(i64::try_from(remaining).unwrap_or(i64::MAX));
         }
-        left.is_some()
+        remaining.is_some()
     }
 }

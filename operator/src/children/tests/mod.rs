@@ -188,7 +188,7 @@ fn each_pod_sees_its_own_identity_only_and_proves_it() {
         assert_eq!(secrets.len(), 1);
         assert_eq!(secrets[0].secret_name, secret.metadata.name);
         let mounted: BTreeMap<_, _> =
-            secrets[0].items.clone().unwrap().into_iter().map(|at| (at.path, at.key)).collect();
+            secrets[0].items.clone().unwrap().into_iter().map(|item| (item.path, item.key)).collect();
         assert_eq!(mounted.len(), 3);
         let part = |file: &str| String::from_utf8(data[&mounted[file]].0.clone()).unwrap();
         let credentials = Credentials { certificate: part("tls.crt"), key: part("tls.key"), authority: part("ca.crt") };
@@ -303,8 +303,8 @@ fn no_attempt_starts_with_unauthenticated_agents() {
     let site = site();
     assert_eq!(site.unsupported_agents(VERSION), None);
     let record: ResolvedJob = golden("resolved.json");
-    let refused = site.unsupported_agents(resolved_version(&record)).unwrap();
-    assert!(refused.contains("release 0.1.0") && refused.contains("create it again"), "{refused}");
+    let error = site.unsupported_agents(resolved_version(&record)).unwrap();
+    assert!(error.contains("release 0.1.0") && error.contains("create it again"), "{error}");
 }
 
 #[test]
@@ -312,9 +312,9 @@ fn record_of_later_version_is_rejected_with_remedy() {
     let (mut record, _) = resolved(&job("job", "m"));
     assert_eq!(record.version, Some(VERSION));
     record.version = Some(VERSION + 1);
-    let refused = needs_of(&job("job", "md"), &record, 2).unwrap_err().to_string();
-    assert!(refused.contains(&format!("version {}", VERSION + 1)), "{refused}");
-    assert!(refused.contains(&format!("up to {VERSION}")) && refused.contains("create the job again"), "{refused}");
+    let error = needs_of(&job("job", "md"), &record, 2).unwrap_err().to_string();
+    assert!(error.contains(&format!("version {}", VERSION + 1)), "{error}");
+    assert!(error.contains(&format!("up to {VERSION}")) && error.contains("create the job again"), "{error}");
     let damaged = ResolvedJob { version: None, job: Some("{".to_owned()), ..record };
     assert!(
         needs_of(&job("job", "md"), &damaged, 2)
@@ -338,26 +338,26 @@ fn network_policy_restricts_agents_to_their_job() {
 
 #[test]
 fn impossible_job_is_rejected_in_one_sentence() {
-    let mut bad = job("job", "m");
-    bad.spec.params.0["model"]["num_heads"] = 3.into();
-    let why = resolve_here(&bad).unwrap_err().to_string();
-    assert!(why.contains("num_heads"), "{why}");
-    let mut bad = job("job", "m");
-    bad.spec.params.0["optimizer"]["learning_rat"] = 1.into();
-    let why = resolve_here(&bad).unwrap_err().to_string();
-    assert!(why.contains("learning_rat") && why.contains("learning_rate"), "{why}");
-    let mut bad = job("job", "m");
-    bad.spec.num_csx = 5;
-    let why = resolve_here(&bad).unwrap_err().to_string();
-    assert!(why.contains("num_csx"), "{why}");
+    let mut invalid = job("job", "m");
+    invalid.spec.params.0["model"]["num_heads"] = 3.into();
+    let message = resolve_here(&invalid).unwrap_err().to_string();
+    assert!(message.contains("num_heads"), "{message}");
+    let mut invalid = job("job", "m");
+    invalid.spec.params.0["optimizer"]["learning_rat"] = 1.into();
+    let message = resolve_here(&invalid).unwrap_err().to_string();
+    assert!(message.contains("learning_rat") && message.contains("learning_rate"), "{message}");
+    let mut invalid = job("job", "m");
+    invalid.spec.num_csx = 5;
+    let message = resolve_here(&invalid).unwrap_err().to_string();
+    assert!(message.contains("num_csx"), "{message}");
     let mut large = job("job", "m");
     large.spec.params.0["train_input"]["max_sequence_length"] = (1 << 22).into();
     large.spec.params.0["model"]["max_position_embeddings"] = (1 << 22).into();
     large.spec.params.0["model"]["hidden_size"] = 8192.into();
     match resolve_here(&large).unwrap_err() {
         ResolveError::TooLarge(error) => {
-            let why = error_chain(&error);
-            assert!(why.contains("the wafer has") && why.contains("smaller hidden_size"), "{why}")
+            let message = error_chain(&error);
+            assert!(message.contains("the wafer has") && message.contains("smaller hidden_size"), "{message}")
         }
         other => panic!("it is the machine that is too small: {other}"),
     }

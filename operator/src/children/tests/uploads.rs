@@ -112,8 +112,8 @@ fn only_what_an_attempt_needs_is_fetched() {
 
 #[test]
 fn jobs_with_uploads_need_a_server_of_them() {
-    let refused = resolve_here(&job_with_uploads()).unwrap_err().to_string();
-    assert!(refused.contains("the REST server of this cluster stores none"), "{refused}");
+    let error = resolve_here(&job_with_uploads()).unwrap_err().to_string();
+    assert!(error.contains("the REST server of this cluster stores none"), "{error}");
     let mut policy = built(&job("job", "m"), network_policy);
     let before = policy.spec.as_ref().unwrap().egress.as_ref().unwrap().len();
     let server = UploadServer { address: "uploads.system.svc:7300".to_owned(), namespace: "system".to_owned() };
