@@ -223,9 +223,9 @@ class Appliance:
 
         Of the files of the job, only a graph document is uploaded. The options are those of `train`.
         """
-        given: dict[str, Any] = dict(options)
-        module = cast(ModuleOptions, {key: given.pop(key) for key in _MODULE_OPTIONS & given.keys()})
-        submitted = cast(SubmitOptions, given)
+        remaining: dict[str, Any] = dict(options)
+        module = cast(ModuleOptions, {key: remaining.pop(key) for key in _MODULE_OPTIONS & remaining.keys()})
+        submitted = cast(SubmitOptions, remaining)
         described = _described(params, module, submitted)
         sent = self._prepared(described, submitted, "plan", for_check=True)
         path = collection(self.namespace) + ":plan"

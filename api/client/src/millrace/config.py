@@ -43,8 +43,8 @@ class Context:
 
 def default_path() -> Path:
     """Returns the path of the contexts file, whether or not it exists."""
-    if given := os.environ.get("MILLRACE_CONFIG"):
-        return Path(given)
+    if path := os.environ.get("MILLRACE_CONFIG"):
+        return Path(path)
     home = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
     return Path(home) / "millrace" / "config.yaml"
 
@@ -77,20 +77,20 @@ class Config:
         """Returns a context. Raises ConfigError if the name is unknown."""
         contexts = self.contexts
         if name not in contexts:
-            known = ", ".join(sorted(contexts)) or "none; create one with `millrace login URL`"
-            raise ConfigError(f"context {name} not found in {self.path}; known contexts: {known}")
+            available = ", ".join(sorted(contexts)) or "none; create one with `millrace login URL`"
+            raise ConfigError(f"context {name} not found in {self.path}; known contexts: {available}")
         return contexts[name]
 
     def set(self, name: str, **changes: str | None) -> Context:
         """Creates or changes a context and returns it. Fields that are not given stay; None removes one."""
         changed = replace(self.contexts.get(name, Context()), **changes)
-        kept = self._contexts().setdefault(name, {})
+        stored = self._contexts().setdefault(name, {})
         for key in ("url", "namespace", "token", "ca"):
             value = getattr(changed, key)
             if value is None:
-                kept.pop(key, None)
+                stored.pop(key, None)
             else:
-                kept[key] = value
+                stored[key] = value
         return changed
 
     def delete(self, name: str) -> None:
@@ -132,8 +132,8 @@ def _read(path: Path) -> dict[str, Any]:
     except FileNotFoundError:
         return {}
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        why = " ".join(str(error).split())
-        raise ConfigError(f"can't read {path} ({why}): repair it or move it away") from error
+        reason = " ".join(str(error).split())
+        raise ConfigError(f"can't read {path} ({reason}): repair it or move it away") from error
     if document is None:
         return {}
     if not isinstance(document, dict):
@@ -146,5 +146,5 @@ def _context(name: str, fields: object) -> Context:
         raise ConfigError(
             f"context {name} is not a map: remove it with `millrace config delete-context {name}`"
         )
-    known = {key: fields.get(key) for key in ("url", "namespace", "token", "ca")}
-    return Context(**{key: None if value is None else str(value) for key, value in known.items()})
+    values = {key: fields.get(key) for key in ("url", "namespace", "token", "ca")}
+    return Context(**{key: None if value is None else str(value) for key, value in values.items()})

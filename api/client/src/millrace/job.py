@@ -411,12 +411,12 @@ class Job:
         }
         is_text = isinstance(prompt, str)
         body["prompt" if is_text else "promptTokens"] = prompt if is_text else list(prompt)
-        given = {key: value for key, value in body.items() if value is not None}
-        at, parts, tokens, reason = 0, list[str](), list[int](), ""
-        for event in self._transport.results(self._path("/generate"), params=self._query(), json=given):
+        request = {key: value for key, value in body.items() if value is not None}
+        checkpoint, parts, tokens, reason = 0, list[str](), list[int](), ""
+        for event in self._transport.results(self._path("/generate"), params=self._query(), json=request):
             data = json.loads(event.data)
             if event.event == "start":
-                at = int(data["checkpoint"])
+                checkpoint = int(data["checkpoint"])
             elif event.event == "token":
                 tokens.append(int(data["id"]))
             elif event.event == "end":
@@ -426,7 +426,7 @@ class Job:
                 if on_text is not None:
                     on_text(text)
         shown = prompt if isinstance(prompt, str) else tuple(prompt)
-        return Generation(shown, "".join(parts), tuple(tokens), reason, at)
+        return Generation(shown, "".join(parts), tuple(tokens), reason, checkpoint)
 
     def _repr_html_(self) -> str:
         """Returns a table for Jupyter."""

@@ -162,9 +162,9 @@ class _ProgressReporter:
         shown = [f"loss {point.loss:.4f}"]
         if rate is not None:
             shown.append(f"{_rate(rate)} samples/s")
-        left = self._seconds_left(point.step)
-        if left is not None:
-            shown.append(f"{times.duration(left)} left")
+        remaining = self._seconds_left(point.step)
+        if remaining is not None:
+            shown.append(f"{times.duration(remaining)} left")
         return shown
 
     def _seconds_left(self, step: int) -> float | None:

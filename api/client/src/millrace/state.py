@@ -149,10 +149,10 @@ def deletion(job: Document) -> str | None:
 def next_attempt(job: Document) -> str | None:
     """Returns when the next attempt starts, and why it waits; None if it does not wait."""
     retry = _status(job).get("retry") or {}
-    at = times.parse_rfc3339(retry.get("nextAttemptTime"))
-    if at is None or is_finished(job):
+    start = times.parse_rfc3339(retry.get("nextAttemptTime"))
+    if start is None or is_finished(job):
         return None
-    return f"{at.astimezone().strftime('%Y-%m-%d %H:%M:%S')} at the earliest: {retry.get('message', '')}"
+    return f"{start.astimezone().strftime('%Y-%m-%d %H:%M:%S')} at the earliest: {retry.get('message', '')}"
 
 
 def at_step(name: str, step: Any, total: Any) -> str:
@@ -172,8 +172,8 @@ def _queued(job: Document) -> str:
 def _starting(job: Document) -> str:
     systems = _status(job).get("systems") or ()
     attempt = _status(job).get("attempt")
-    again = f", attempt {attempt}" if attempt and attempt > 1 else ""
-    return f"{_listed(systems)}{again}" if systems else ""
+    attempt_text = f", attempt {attempt}" if attempt and attempt > 1 else ""
+    return f"{_listed(systems)}{attempt_text}" if systems else ""
 
 
 def _running(job: Document) -> str:
@@ -242,8 +242,8 @@ def _listed(systems: Any) -> str:
     return ", ".join(systems) if len(systems) <= 4 else f"{len(systems)} systems"
 
 
-def _is_beyond(step: int, known: Document) -> bool:
-    return known.get("step") is None or step > known["step"]
+def _is_beyond(step: int, progress: Document) -> bool:
+    return progress.get("step") is None or step > progress["step"]
 
 
 def _status(job: Document) -> Document:

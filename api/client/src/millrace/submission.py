@@ -161,14 +161,14 @@ def build(
     """
     if unknown := sorted(options.keys() - SubmitOptions.__annotations__.keys()):
         raise ConfigError(f"unknown option {unknown[0]}: see Appliance.train for all options")
-    known: Mapping[str, Blob] = {}
+    named_blobs: Mapping[str, Blob] = {}
     if isinstance(params, ParamsWithFiles):
         options = {**options, "annotations": {**params.annotations, **(options.get("annotations") or {})}}
-        known = params.uploads
+        named_blobs = params.uploads
         params = params.params
-    content, filename, document, places = _read(params)
-    texts, blobs = _local_files(document, places, has_blobs)
-    blobs.update(known)
+    content, filename, document, directories = _read(params)
+    texts, blobs = _local_files(document, directories, has_blobs)
+    blobs.update(named_blobs)
     parts: list[tuple[str, tuple[str | None, bytes, str]]] = [
         ("params", (filename, content, "application/yaml"))
     ]
@@ -275,7 +275,7 @@ def _to_json(value: object, indent: int | None, *, numbers: bool = False) -> byt
 
 
 def _local_files(
-    document: Any, places: Sequence[Path], has_blobs: bool
+    document: Any, directories: Sequence[Path], has_blobs: bool
 ) -> tuple[list[tuple[str, bytes]], dict[str, Blob]]:
     """Returns the small texts and the other files that params name and that are on this machine.
 
@@ -283,19 +283,19 @@ def _local_files(
     """
     texts: dict[str, bytes] = {}
     blobs: dict[str, Blob] = {}
-    for named, is_pattern in _named_paths(document):
-        found = {name: path for name, path in _found(named, places, is_pattern) if name not in texts}
+    for params_path, is_pattern in _named_paths(document):
+        found = {name: path for name, path in _found(params_path, directories, is_pattern) if name not in texts}
         small = _small_texts(found, MAX_INLINE_BYTES - sum(map(len, texts.values())))
-        if small is not None and not _is_graph(named, document):
+        if small is not None and not _is_graph(params_path, document):
             texts.update(small)
         elif not has_blobs:
-            _warn_not_uploaded(named, "the appliance stores only text files under 1 MiB")
+            _warn_not_uploaded(params_path, "the appliance stores only text files under 1 MiB")
         elif len(found) + len(blobs) > MAX_UPLOADS:
-            _warn_not_uploaded(named, f"{len(found)} files; at most {MAX_UPLOADS} are uploaded")
+            _warn_not_uploaded(params_path, f"{len(found)} files; at most {MAX_UPLOADS} are uploaded")
         elif all(path.stat().st_size for path in found.values()):
             blobs.update((name, Blob.of_file(path)) for name, path in found.items())
         else:
-            _warn_not_uploaded(named, "an empty file")
+            _warn_not_uploaded(params_path, "an empty file")
     return list(texts.items()), blobs
 
 
@@ -379,43 +379,43 @@ def _named_paths(document: Any) -> Iterator[tuple[str, bool]]:
                     yield os.fspath(each), key in _PATH_KEYS
 
 
-def _found(named: str, places: Sequence[Path], is_pattern: bool) -> Iterator[tuple[str, Path]]:
+def _found(path: str, directories: Sequence[Path], is_pattern: bool) -> Iterator[tuple[str, Path]]:
     """Yields name and path of the local files of one file name, directory or glob."""
-    if not named or Path(named).is_absolute():
+    if not path or Path(path).is_absolute():
         return
-    for place in places:
-        if (place / named).is_file():
-            names = [named]
-        elif (place / named).is_dir():
-            names = _files_below(place, named) if is_pattern else []
+    for directory in directories:
+        if (directory / path).is_file():
+            names = [path]
+        elif (directory / path).is_dir():
+            names = _files_below(directory, path) if is_pattern else []
         else:
-            names = sorted(glob.glob(named, root_dir=place, recursive=True)) if is_pattern else []
-        names = [name for name in names if (place / name).is_file()]
+            names = sorted(glob.glob(path, root_dir=directory, recursive=True)) if is_pattern else []
+        names = [name for name in names if (directory / name).is_file()]
         if names:
-            yield from ((name, place / name) for name in names)
+            yield from ((name, directory / name) for name in names)
             return
 
 
-def _files_below(place: Path, named: str) -> list[str]:
+def _files_below(directory: Path, path: str) -> list[str]:
     """Returns the files of a directory and those below it, without hidden ones."""
-    if Path(named) == Path():
-        _warn_not_uploaded(named, "the whole working directory")
+    if Path(path) == Path():
+        _warn_not_uploaded(path, "the whole working directory")
         return []
-    base = named.rstrip("/")
+    base = path.rstrip("/")
     names: list[str] = []
-    for directory, below, files in os.walk(place / named):
-        below[:] = sorted(each for each in below if not each.startswith("."))
-        inside = Path(directory).relative_to(place / named).as_posix()
+    for folder, below, files in os.walk(directory / path):
+        below[:] = sorted(name for name in below if not name.startswith("."))
+        inside = Path(folder).relative_to(directory / path).as_posix()
         prefix = base if inside == "." else f"{base}/{inside}"
-        names += [f"{prefix}/{each}" for each in sorted(files) if not each.startswith(".")]
+        names += [f"{prefix}/{name}" for name in sorted(files) if not name.startswith(".")]
         if len(names) > MAX_UPLOADS:
-            _warn_not_uploaded(named, f"a directory of more than {MAX_UPLOADS} files")
+            _warn_not_uploaded(path, f"a directory of more than {MAX_UPLOADS} files")
             return []
     return names
 
 
-def _warn_not_uploaded(name: str, why: str) -> None:
-    log.warning("%s is not uploaded (%s): the appliance looks for it among its own files", name, why)
+def _warn_not_uploaded(name: str, reason: str) -> None:
+    log.warning("%s is not uploaded (%s): the appliance looks for it among its own files", name, reason)
 
 
 def _mounts(mount_dirs: Mapping[str, str]) -> dict[str, Any]:
@@ -433,22 +433,22 @@ def _mounts(mount_dirs: Mapping[str, str]) -> dict[str, Any]:
     return {"volumes": list(volumes.values()), "mountDirs": mounts} if mounts else {}
 
 
-def mount_dirs_from(given: Iterable[str]) -> dict[str, str]:
+def mount_dirs_from(arguments: Iterable[str]) -> dict[str, str]:
     """Parses `NAME=PATH` arguments of the command line."""
-    return _pairs(given, "NAME=PATH, such as corpus=/data (list the names with `millrace get volumes`)")
+    return _pairs(arguments, "NAME=PATH, such as corpus=/data (list the names with `millrace get volumes`)")
 
 
-def labels_from(given: Iterable[str]) -> dict[str, str]:
+def labels_from(arguments: Iterable[str]) -> dict[str, str]:
     """Parses `KEY=VALUE` arguments of the command line."""
-    return _pairs(given, "KEY=VALUE, such as team=nlp")
+    return _pairs(arguments, "KEY=VALUE, such as team=nlp")
 
 
-def _pairs(given: Iterable[str], form: str) -> dict[str, str]:
+def _pairs(arguments: Iterable[str], form: str) -> dict[str, str]:
     pairs: dict[str, str] = {}
-    for each in given:
-        key, equals, value = each.partition("=")
+    for argument in arguments:
+        key, equals, value = argument.partition("=")
         if not key or not equals:
-            raise ConfigError(f"{each} does not have the form {form}")
+            raise ConfigError(f"{argument} does not have the form {form}")
         if pairs.setdefault(key, value) != value:
             raise ConfigError(f"{key} is given twice, with the values {pairs[key]} and {value}")
     return pairs

@@ -36,12 +36,12 @@ def seconds_since(text: str | None) -> float | None:
 
 def age(seconds: float) -> str:
     """Formats an age like kubectl: 42s, 3m5s, 17m, 5h12m, 14h, 2d3h, 30d."""
-    whole = max(0, int(seconds))
-    minutes, hours, days = whole // 60, whole // 3600, whole // 86400
-    if whole < 120:
-        return f"{whole}s"
+    total_seconds = max(0, int(seconds))
+    minutes, hours, days = total_seconds // 60, total_seconds // 3600, total_seconds // 86400
+    if total_seconds < 120:
+        return f"{total_seconds}s"
     if minutes < 10:
-        return f"{minutes}m" + (f"{whole % 60}s" if whole % 60 else "")
+        return f"{minutes}m" + (f"{total_seconds % 60}s" if total_seconds % 60 else "")
     if hours < 3:
         return f"{minutes}m"
     if hours < 8:
@@ -55,8 +55,8 @@ def age(seconds: float) -> str:
 
 def duration(seconds: float) -> str:
     """Formats a duration like the appliance's progress lines: `1:18:05`, or `2 days, 0:00:09`."""
-    whole = max(0, round(seconds))
-    days, rest = divmod(whole, 86400)
+    total_seconds = max(0, round(seconds))
+    days, rest = divmod(total_seconds, 86400)
     clock = f"{rest // 3600}:{rest // 60 % 60:02}:{rest % 60:02}"
     if days == 0:
         return clock

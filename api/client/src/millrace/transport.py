@@ -121,9 +121,9 @@ class Transport:
         try:
             return response.json()
         except ValueError as error:
-            what = response.headers.get("content-type", "no content type")
+            content_type = response.headers.get("content-type", "no content type")
             raise errors.Unreachable(
-                f"{self.endpoint.url} sent {what} instead of JSON: check that it is a Millrace appliance"
+                f"{self.endpoint.url} sent {content_type} instead of JSON: check that it is a Millrace appliance"
             ) from error
 
     @contextmanager
@@ -369,10 +369,10 @@ def _retry_after(value: str | None) -> float | None:
 
 
 def _cause_chain(error: BaseException) -> Iterator[BaseException]:
-    at: BaseException | None = error
-    while at is not None:
-        yield at
-        at = at.__cause__ or at.__context__
+    current: BaseException | None = error
+    while current is not None:
+        yield current
+        current = current.__cause__ or current.__context__
 
 
 def _root_cause(error: BaseException) -> str:

@@ -106,13 +106,13 @@ def _send(transport: Transport, path: str, blob: Blob, received: int, advance: C
             announcements += 1
             if announcements > _MAX_ANNOUNCEMENTS:
                 raise UploadError(f"the upload makes no progress: {error}") from error
-            now = _announce(transport, path, blob)
+            total_received = _announce(transport, path, blob)
         else:
-            now = int(status["received"])
-            if now > received:
+            total_received = int(status["received"])
+            if total_received > received:
                 announcements = 0
-        advance(now - received)
-        received = now
+        advance(total_received - received)
+        received = total_received
 
 
 def _append(transport: Transport, path: str, blob: Blob, offset: int, part: bytes) -> Any:

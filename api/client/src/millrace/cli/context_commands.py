@@ -37,9 +37,9 @@ def login(settings: Settings, address: str, name: str | None, token: str | None)
     if token == "-":
         settings.token_file = "-"
     address = endpoint.normalize_url(address)
-    given = _token(settings)
+    access_token = _token(settings)
     settings.context = None
-    with settings.appliance(address, given) as appliance:
+    with settings.appliance(address, access_token) as appliance:
         identity = appliance.whoami()
     chosen = name or _name_of(address)
     namespace = settings.namespace
@@ -47,7 +47,7 @@ def login(settings: Settings, address: str, name: str | None, token: str | None)
         namespace = identity.namespaces[0]
     config = _config()
     ca = str(Path(settings.ca).resolve()) if settings.ca else None
-    config.set(chosen, url=address, token=given or None, namespace=namespace, ca=ca)
+    config.set(chosen, url=address, token=access_token or None, namespace=namespace, ca=ca)
     config.current = chosen
     config.save()
     click.echo(
@@ -85,35 +85,35 @@ def config() -> None:
 @base.output_option()
 def get_contexts(output: str) -> None:
     """Lists the contexts."""
-    known = _config()
+    stored = _config()
     document = {
-        "current-context": known.current,
-        "contexts": {name: context.without_token() for name, context in known.contexts.items()},
+        "current-context": stored.current,
+        "contexts": {name: context.without_token() for name, context in stored.contexts.items()},
     }
     rows = [
-        ("*" if name == known.current else " ", name, each.url, each.namespace, "yes" if each.token else "no")
-        for name, each in known.contexts.items()
+        ("*" if name == stored.current else " ", name, each.url, each.namespace, "yes" if each.token else "no")
+        for name, each in stored.contexts.items()
     ]
     headers = ("CURRENT", "NAME", "URL", "NAMESPACE", "TOKEN")
-    render.emit(output, document, lambda: render.table(headers, rows), "\n".join(known.contexts))
+    render.emit(output, document, lambda: render.table(headers, rows), "\n".join(stored.contexts))
 
 
 @config.command("current-context")
 def current_context() -> None:
     """Prints the name of the current context."""
-    known = _config()
-    if known.current is None:
+    stored = _config()
+    if stored.current is None:
         raise errors.ConfigError("no current context: create one with `millrace login URL`")
-    click.echo(known.current)
+    click.echo(stored.current)
 
 
 @config.command("use-context")
 @_context_argument
 def use_context(name: str) -> None:
     """Makes a context the current one."""
-    known = _config()
-    known.current = name
-    known.save()
+    stored = _config()
+    stored.current = name
+    stored.save()
     click.echo(f"current context: {name}", err=True)
     _warn_about_environment()
 
@@ -125,27 +125,27 @@ def set_context(settings: Settings, name: str) -> None:
     """Creates or changes a context, using the flags --url, --namespace, --ca and --token_file."""
     from millrace import endpoint
 
-    known = _config()
+    stored = _config()
     changes = {
         "url": endpoint.normalize_url(settings.url) if settings.url else None,
         "namespace": settings.namespace,
         "ca": str(Path(settings.ca).resolve()) if settings.ca else None,
         "token": settings.token(),
     }
-    known.set(name, **{key: value for key, value in changes.items() if value is not None})
-    if known.current is None:
-        known.current = name
-    known.save()
-    click.echo(f"saved context {name} in {known.path}", err=True)
+    stored.set(name, **{key: value for key, value in changes.items() if value is not None})
+    if stored.current is None:
+        stored.current = name
+    stored.save()
+    click.echo(f"saved context {name} in {stored.path}", err=True)
 
 
 @config.command("delete-context")
 @_context_argument
 def delete_context(name: str) -> None:
     """Removes a context and its token."""
-    known = _config()
-    known.delete(name)
-    known.save()
+    stored = _config()
+    stored.delete(name)
+    stored.save()
     click.echo(f"removed context {name}", err=True)
 
 
@@ -153,10 +153,10 @@ def delete_context(name: str) -> None:
 @base.output_option("yaml", "json")
 def view(output: str) -> None:
     """Prints the contexts file without tokens."""
-    known = _config()
+    stored = _config()
     document = {
-        "current-context": known.current,
-        "contexts": {name: context.without_token() for name, context in known.contexts.items()},
+        "current-context": stored.current,
+        "contexts": {name: context.without_token() for name, context in stored.contexts.items()},
     }
     render.emit(output, document, str)
 
@@ -192,9 +192,9 @@ def _config() -> Config:
 
 def _token(settings: Settings) -> str:
     """Returns the token of --token_file or standard input; prompts for it without echo otherwise."""
-    given = settings.token()
-    if given is not None:
-        return given
+    token = settings.token()
+    if token is not None:
+        return token
     if not sys.stdin.isatty():
         raise click.UsageError(
             "no terminal to prompt for the token: pass it on standard input (--token -) or with --token_file"

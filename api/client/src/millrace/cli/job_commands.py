@@ -59,10 +59,10 @@ def scale(settings: Settings, name: str, uid: str | None, num_csx: int, output: 
     with settings.appliance() as appliance:
         job = appliance.job(name, uid).scale(num_csx)
         systems = f"{num_csx} system{'s' if num_csx > 1 else ''}"
-        what = f"continues with {systems}"
+        result = f"continues with {systems}"
         if job.spec.get("suspend") and not job.is_finished:
-            what = f"is suspended and will have {systems} when it is resumed with: millrace resume {job.name}"
-        _print_result(job, output, what)
+            result = f"is suspended and will have {systems} when it is resumed with: millrace resume {job.name}"
+        _print_result(job, output, result)
 
 
 @click.command(cls=base.Command)
@@ -85,12 +85,12 @@ def cancel(settings: Settings, name: str, uid: str | None, yes: bool, output: st
         had_finished = job.is_finished
         job.cancel()
         if had_finished or job.state not in (state.DELETING, state.CANCELLED):
-            what = f"had already finished ({job.state}) and is deleted; see `millrace get jobs --deleted`"
+            result = f"had already finished ({job.state}) and is deleted; see `millrace get jobs --deleted`"
         elif job.state == state.DELETING:
-            what = "is being deleted: its agents save its state and end"
+            result = "is being deleted: its agents save its state and end"
         else:
-            what = "is cancelled"
-        _print_result(job, output, what)
+            result = "is cancelled"
+        _print_result(job, output, result)
         if output == "table" and job.status.get("attempt") and not _only_evaluates(job):
             click.echo(
                 f"note: its files stay on the appliance: a new job named {job.name} with the same model_dir "
@@ -238,5 +238,5 @@ def _only_evaluates(job: Job) -> bool:
     return (job.status.get("resolved") or {}).get("mode") in ("eval", "eval_all")
 
 
-def _print_result(job: Job, output: str, what: str) -> None:
-    render.emit(output, job.document, lambda: f"job {job.name} {what}", job.name)
+def _print_result(job: Job, output: str, result: str) -> None:
+    render.emit(output, job.document, lambda: f"job {job.name} {result}", job.name)
