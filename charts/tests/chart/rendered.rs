@@ -312,6 +312,8 @@ fn wrong_values_are_refused() {
         (json!({"appliance": {"resources": {"cs3": {}}}}), "cs3"),
         (json!({"operator": {"logLevel": "loud"}}), "/operator/logLevel"),
         (json!({"image": {"pullSecrets": ["registry"]}}), "/image/pullSecrets/0"),
+        (json!({"image": {"repository": "registry.example/millrace:0.1.0"}}), "/image/repository"),
+        (json!({"appliance": {"priorityClasses": ["system-node-critical"]}}), "/appliance/priorityClasses/0"),
         (json!({"api": {"loglevel": "info"}}), "loglevel"),
         (json!({"api": {"service": {"type": "ExternalName"}}}), "/api/service/type"),
         (
