@@ -180,11 +180,15 @@ async fn reconcile_job<W: World>(
         control.world.publish_job_event(job, event).await;
     }
     match apply(job, control, &dereferenced, &decision).await {
-        // The next reconcile, which is due at once, decides about the rejection. A job that makes progress has all its
-        // agents, so the rejected request was for another object: return the error, and retry.
-        Err(Error::<W>::Refused(error)) if !decision.status.is(ConditionType::Progressing) => {
+        // The next reconcile, which is due at once, decides about a new rejection. If the attempt continues despite a
+        // rejection, it has all its agents, and the rejected request was for another object: return the error, and
+        // retry after an interval.
+        Err(Error::<W>::Refused(error))
+            if !decision.status.is(ConditionType::Progressing)
+                && dereferenced.observed.creation_error.as_ref().is_none_or(|error| error.is_temporary) =>
+        {
             let error = error_chain(&*error);
-            tracing::warn!(job = %ObjectRef::from_obj(job), "the API server rejected a change: {error}");
+            tracing::warn!(job = %ObjectRef::from_obj(job), "an object of the attempt was rejected: {error}");
             return Ok(Action::requeue(CONFLICT_RETRY_INTERVAL));
         }
         done => done?,
