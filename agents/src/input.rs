@@ -234,11 +234,11 @@ impl JobInputs {
         Ok(Self { train, eval, max_samples: most_samples })
     }
 
-    /// Starts what reads the samples of Python datasets. Does nothing if the inputs are other data.
+    /// Starts what reads the samples of Python datasets, and returns it. Does nothing if the inputs are other data.
     ///
     /// # Errors
     /// This process may not read them, or the socket of the loader can't be opened.
-    pub fn start_loaders(&mut self, args: &LoaderArgs) -> Result<(), AgentError> {
+    pub fn start_loaders(&mut self, args: &LoaderArgs) -> Result<Option<Arc<LoaderServer>>, AgentError> {
         let mut server = None;
         for dataset in [&mut self.train, &mut self.eval].into_iter().flatten() {
             let Some(package) = dataset.python_package() else { continue };
@@ -249,7 +249,7 @@ impl JobInputs {
             let pool = LoaderPool::new(server, package).map_err(AgentError::local)?;
             dataset.set_reader(Arc::new(pool));
         }
-        Ok(())
+        Ok(server)
     }
 
     /// Checks that samples consist of what `graph` reads.

@@ -26,11 +26,14 @@
 #![cfg_attr(not(test), deny(clippy::unwrap_used, clippy::expect_used, clippy::panic))]
 #![forbid(unsafe_code)]
 
+mod error;
 mod host;
 mod message;
 mod pool;
+mod server;
 mod worker;
 
-pub use host::{HostLocation, LoaderError, LoaderServer};
+pub use error::LoaderError;
 pub use message::{MAX_REPORT_BYTES, Message, parse_message};
 pub use pool::LoaderPool;
+pub use server::{HostLocation, LoaderServer};

@@ -5,7 +5,8 @@ use std::sync::{Arc, Mutex};
 
 use millrace_data::{PythonPackage, PythonProblem, SampleNumber, SampleReader};
 
-use crate::host::{LoaderError, LoaderServer, spawn};
+use crate::error::{LoaderError, spawn};
+use crate::server::LoaderServer;
 use crate::worker::WorkerThread;
 
 /// Maximum number of samples of one message. Larger requests are divided among the workers.

@@ -7,9 +7,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use millrace_data::{PythonPackage, PythonProblem, SampleNumber};
 
-use crate::host::{LoaderError, LoaderServer, exit_description};
+use crate::error::{LoaderError, exit_description};
 use crate::message::{self, MAX_REPORT_BYTES, Message, RESIDENT_BYTES, ReceiveError, SampleError};
 use crate::pool::{Chunk, ChunkResult, Samples};
+use crate::server::LoaderServer;
 
 /// Number of workers that may fail while they read one sample.
 const MAX_ATTEMPTS: u32 = 3;
@@ -44,7 +45,7 @@ enum ReadFailure {
 impl From<LoaderError> for ReadFailure {
     fn from(error: LoaderError) -> Self {
         match error {
-            LoaderError::Ended(_) => Self::Worker(error.to_string()),
+            LoaderError::Ended { .. } => Self::Worker(error.to_string()),
             LoaderError::System { .. } | LoaderError::NotConnected { .. } => {
                 Self::Dataset(PythonProblem::Open(error.to_string()))
             }
@@ -74,7 +75,7 @@ impl WorkerThread {
             Ok(samples) => Ok(vec![samples]),
             Err(ReadFailure::Dataset(problem)) => Err(problem),
             Err(ReadFailure::Worker(reason)) => {
-                tracing::warn!("a worker of the data loader is replaced: {reason}");
+                self.server.record_replacement(&reason, None);
                 samples.iter().map(|sample| self.read_sample(*sample)).collect()
             }
         }
@@ -87,7 +88,7 @@ impl WorkerThread {
                 Ok(samples) => return Ok(samples),
                 Err(ReadFailure::Dataset(problem)) => return Err(problem),
                 Err(ReadFailure::Worker(reason)) => {
-                    tracing::warn!(sample = sample.index, "a worker of the data loader is replaced: {reason}");
+                    self.server.record_replacement(&reason, Some(sample.index));
                     last = reason;
                 }
             }
@@ -109,7 +110,7 @@ impl WorkerThread {
                 if grown > MAX_GROWTH_BYTES.max(first) {
                     let (now, then) = (resident_bytes >> 20, first >> 20);
                     // It ends with its connection.
-                    tracing::warn!("a worker of the data loader is replaced: its memory grew from {then} to {now} MiB");
+                    self.server.record_replacement(&format!("its memory grew from {then} to {now} MiB"), None);
                 } else {
                     self.process = Some(process);
                 }

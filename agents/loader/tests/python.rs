@@ -138,6 +138,8 @@ fn sample_that_ends_every_worker_is_named() {
         let part = part.replace("\"/home", "\"/");
         assert!(error.contains(&part), "{error} does not contain {part}");
     }
+    // The request with the sample failed, and three more for the sample alone.
+    assert_eq!(case.server.replaced_workers(), 3 * 4);
 }
 
 #[test]
@@ -169,7 +171,7 @@ fn dataset_that_can_not_be_opened_says_why() {
     assert!(error.contains("can't run /no/python"), "{error}");
     let other = Case::with_interpreter(1, "/bin/false".into());
     let error = self::failure(other.pool("Numbers", json!({})).read(&numbers([0])));
-    assert!(error.contains("ended with exit code 1"), "{error}");
+    assert!(error.contains("the host of the data loader ended with exit code 1"), "{error}");
 }
 
 #[test]

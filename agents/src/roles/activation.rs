@@ -6,8 +6,10 @@ use std::sync::Arc;
 use millrace_data::{DataError, Dataset};
 use millrace_engine::message::{AgentCommand, AgentReport};
 use millrace_engine::types::Role;
+use millrace_loader::LoaderServer;
 use millrace_protocol::security::{AuthenticatedIncoming, Peer};
 use millrace_protocol::{proto, transport};
+use millrace_telemetry::metric_definitions::{RoleMetrics, register_replaced_workers};
 use tokio::signal::unix::Signal;
 use tokio::sync::{mpsc, watch};
 use tokio_stream::wrappers::ReceiverStream;
@@ -33,12 +35,13 @@ pub async fn run(context: RoleContext, terminate: Signal) -> Result<(), AgentErr
     let loader = context.args.loader.clone();
     let opened = tokio::task::spawn_blocking(move || {
         let mut inputs = JobInputs::open(&job, |_, _| {})?;
-        inputs.start_loaders(&loader)?;
-        Ok::<_, AgentError>(inputs)
+        let server = inputs.start_loaders(&loader)?;
+        Ok::<_, AgentError>((inputs, server))
     });
     let opened = opened.await.map_err(AgentError::local)?;
     match opened {
-        Ok(inputs) => {
+        Ok((inputs, server)) => {
+            server.iter().for_each(|server| register_loader(&context.metrics, server));
             let _ = ready.send(Some(Arc::new(inputs)));
         }
         Err(failure) => session.outbox.send_report(&failure.report()),
@@ -69,6 +72,14 @@ pub async fn run(context: RoleContext, terminate: Signal) -> Result<(), AgentErr
     }
     session.leave(&context.metrics, ComputeUsage::default()).await;
     Ok(())
+}
+
+/// Adds the metrics of the data loader to those of the role.
+fn register_loader(metrics: &RoleMetrics, server: &Arc<LoaderServer>) {
+    // Host and workers end with the last reference to the server.
+    let server = Arc::downgrade(server);
+    let replaced = move || server.upgrade().map_or(f64::NAN, |server| server.replaced_workers() as f64);
+    register_replaced_workers(metrics.registry(), replaced);
 }
 
 fn serve(incoming: AuthenticatedIncoming, service: SampleService) {

@@ -13,6 +13,7 @@
 //! | `millrace_eval_loss` | gauge | coordinator | of the last evaluation |
 //! | `millrace_samples_total`, `millrace_tokens_total` | counter | coordinator | trained on by this attempt |
 //! | `millrace_checkpoint_step` | gauge | coordinator | step of the newest complete checkpoint |
+//! | `millrace_loader_workers_replaced_total` | counter | activation server | workers of Python datasets that failed |
 //! | `millrace_dropped_records_total` | counter | coordinator | metrics and journal entries dropped while the disk was full |
 
 use std::collections::BTreeMap;
@@ -177,6 +178,12 @@ pub fn register_process(registry: &Registry) {
     let start: Gauge =
         registry.metric("process_start_time_seconds", "Start time of this process, in seconds since 1970.");
     start.set(started);
+}
+
+/// Adds the number of workers of Python datasets that failed and were replaced, which `count` returns.
+pub fn register_replaced_workers(registry: &Registry, count: impl Fn() -> f64 + Send + Sync + 'static) {
+    let name = "millrace_loader_workers_replaced_total";
+    registry.computed_counters(name, "Workers of Python datasets that failed and were replaced.", []).add([], count);
 }
 
 /// Metrics of the coordinator only.
