@@ -3,12 +3,12 @@
 use std::sync::Arc;
 
 use millrace_data::{
-    CsvRows, Dataset, EncoderLabels, EncoderSamples, LineFiles, LineRows, Masking, Seq2SeqSamples, TextFiles,
-    TfRecordRows, Tokenizer,
+    CsvRows, Dataset, EncoderLabels, EncoderSamples, LineFiles, LineRows, Masking, SampleReader, Seq2SeqSamples,
+    TextFiles, TfRecordRows, Tokenizer,
 };
 pub use millrace_data::{DataError, DataSummary, PythonPackage, SourceKind, SourceSpec, inspect as survey_source};
 use millrace_emulator::graph::Graph;
-use millrace_loader::{LoaderPool, LoaderServer};
+use millrace_loader::{LoaderPool, LoaderServer, LoaderStream};
 use millrace_params::{
     DataSource, EncoderOptions, EncoderTask, InputSpec, JobSpec, MixturePart, ModelSpec, Seq2SeqOptions, SinkTokens,
     Split,
@@ -246,8 +246,12 @@ impl JobInputs {
                 Some(server) => server,
                 None => server.insert(LoaderServer::open(args.location(package)?).map_err(AgentError::local)?),
             };
-            let pool = LoaderPool::new(server, package).map_err(AgentError::local)?;
-            dataset.set_reader(Arc::new(pool));
+            let reader: Arc<dyn SampleReader> = if package.is_stream() {
+                Arc::new(LoaderStream::new(server, package, self.max_samples))
+            } else {
+                Arc::new(LoaderPool::new(server, package).map_err(AgentError::local)?)
+            };
+            dataset.set_reader(reader);
         }
         Ok(server)
     }

@@ -48,7 +48,10 @@ fn counts_of_classes_add_up_to_those_of_the_loss() {
     assert_eq!(evaluated(&plan, 3), leaves);
     let (weights, samples) = (initial_weights(&plan, 1), Samples::random(&plan, 2));
     let (losses, _) = round(&mut device(&plan, 1), &plan, &weights, &samples, 0..6);
-    assert!(losses.iter().all(|leaf| leaf.metrics.is_empty()), "training has no metrics");
+    for LeafLoss { tokens, metrics, .. } in &losses {
+        let [predicted, actual] = [1, 2].map(|part| metrics[part * CLASSES..][..CLASSES].iter().sum::<f64>());
+        assert_eq!([predicted, actual], [*tokens as f64, *tokens as f64], "training counts each token once");
+    }
 }
 
 fn node(op: Value, inputs: &[usize], params: &[usize], output: Option<usize>) -> Value {

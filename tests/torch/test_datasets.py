@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import pytest
 import torch
 from servers import server
 from torch.nn import functional as F  # noqa: N812 (its usual name)
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from millrace import Appliance, errors
 from millrace.loader import pack
@@ -45,6 +46,16 @@ class Rows(Dataset[Any]):
         time.sleep(self.seconds)
         noise = torch.randn(6) + float(np.random.rand())
         return self.rows[index] + self.noise * noise, self.labels[index]
+
+
+class RowStream(IterableDataset[Any]):
+    """The rows of `Rows`, which can only be iterated over."""
+
+    def __init__(self, seconds: float = 0.0) -> None:
+        self.rows = Rows(seconds=seconds)
+
+    def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        return (self.rows[index] for index in range(SAMPLES))
 
 
 def options(data: Any, **others: Any) -> tuple[torch.nn.Module, dict[str, Any]]:
@@ -82,7 +93,12 @@ def test_random_samples_are_the_same_on_any_number_of_systems_and_after_a_kill(
     expected = losses(appliance, noisy)
     assert expected != losses(appliance, Rows())
     assert losses(appliance, noisy, num_csx=4, num_workers=1) == expected
-    module, given = options(Rows(noise=0.5, seconds=0.02), runconfig={"checkpoint_steps": 2})
+    assert losses_after_a_kill(appliance, data_dir, Rows(noise=0.5, seconds=0.02)) == expected
+
+
+def losses_after_a_kill(appliance: Appliance, data_dir: Path, data: Any) -> list[float]:
+    """Returns the losses of a job on two systems whose activation servers are killed."""
+    module, given = options(data, runconfig={"checkpoint_steps": 2})
     job = appliance.train(module, num_csx=2, **given)
     next(point for point in job.stream_metrics() if point.step >= 3)
     killed = activation_servers(data_dir)
@@ -91,7 +107,19 @@ def test_random_samples_are_the_same_on_any_number_of_systems_and_after_a_kill(
         os.kill(process, signal.SIGKILL)
     assert job.wait(timeout=300) == "Succeeded"
     last = {point.step: point.loss for point in job.metrics() if point.loss is not None}
-    assert [last[step] for step in sorted(last)] == expected
+    return [last[step] for step in sorted(last)]
+
+
+def test_stream_trains_as_the_same_arrays_in_their_order(appliance: Appliance, data_dir: Path) -> None:
+    rows = Rows()
+    arrays = losses(appliance, TensorDataset(rows.rows, rows.labels), shuffle=False)
+    assert losses(appliance, DataLoader(RowStream(), batch_size=BATCH)) == arrays
+    assert losses_after_a_kill(appliance, data_dir, RowStream(seconds=0.02)) == arrays
+    evaluated = {"eval_data": RowStream(), "runconfig": {"eval_steps": 3}}
+    assert losses(appliance, RowStream(), num_csx=4, **evaluated) == arrays
+    module, given = options(RowStream(), shuffle=True)
+    with pytest.raises(errors.MillraceError, match="shuffle them in the iterator"):
+        appliance.plan(module, **given)
 
 
 def activation_servers(data_dir: Path) -> list[int]:

@@ -15,14 +15,15 @@ use crate::images::ImageStore;
 use crate::inspect::inspect_files;
 use crate::mixture::MixtureOrder;
 use crate::order::SampleOrder;
-use crate::python_package::{PythonPackage, PythonSource, SampleReader};
+use crate::python_package::{PythonPackage, PythonProblem, PythonSource, SampleReader};
 use crate::seq2seq::Seq2SeqSource;
 use crate::spec::MixturePart;
+use crate::split::{order_of, split_range, windows_of_split};
 use crate::synthetic::{self, Synthetic};
 use crate::text::Corpus;
 use crate::tfrecord::{TfRecordFiles, TfRecordStore, record_files};
 use crate::token_store::TokenStore;
-use crate::{DataError, SinkTokens, SourceKind, SourceSpec, SplitPart, TextFiles, TfRecordRows};
+use crate::{DataError, SinkTokens, SourceKind, SourceSpec, TextFiles, TfRecordRows};
 
 /// An open data source: a pure function from sample number to tokens.
 ///
@@ -187,6 +188,11 @@ impl Dataset {
     fn open_python(spec: &SourceSpec, paths: &[String]) -> Result<Self, DataError> {
         let package = PythonPackage::open(Path::new(paths.first().ok_or(DataError::NoPaths)?))?;
         let order = order_of(spec, split_range(spec, package.samples()))?;
+        let is_iterated = !spec.shuffle && spec.subset.is_empty() && spec.validation_fraction == 0.0;
+        if package.is_stream() && !is_iterated {
+            let path = package.directory().to_owned();
+            return Err(DataError::Python { path, problem: PythonProblem::StreamOrder });
+        }
         let source = PythonSource::new(package, order, spec.shuffle_seed)?;
         let fingerprint = source.fingerprint;
         let content = DatasetContent::Python(Box::new(source));
@@ -239,6 +245,12 @@ impl Dataset {
             DatasetContent::WithSinks(samples, _) => samples.windows(),
             DatasetContent::Mixture { samples, .. } => *samples,
         }
+    }
+
+    /// Returns whether a pass over the samples does not end: of a stream without [`SourceSpec::num_samples`].
+    pub fn is_endless(&self) -> bool {
+        let stream = self.python_package().filter(|package| package.is_stream());
+        stream.is_some_and(|package| self.windows() == package.samples())
     }
 
     /// Returns the largest token of the source, both splits together; of images, the largest class; of arrays and
@@ -521,13 +533,6 @@ fn member_paths<'a>(mut paths: &'a [String], mixture: &'a [MixturePart]) -> impl
     })
 }
 
-/// Returns the order in which `windows` of the split are read.
-pub(crate) fn order_of(spec: &SourceSpec, windows: Range<u64>) -> Result<SampleOrder, DataError> {
-    let shuffle = (spec.shuffle && spec.split == SplitPart::Train).then_some(spec.shuffle_seed);
-    let order = SampleOrder::new(windows, &spec.subset, spec.num_samples, shuffle);
-    order.ok_or(DataError::NoSamples { split: spec.split, has_subset: !spec.subset.is_empty() })
-}
-
 fn open_text(
     spec: &SourceSpec,
     text: &TextFiles,
@@ -538,26 +543,6 @@ fn open_text(
     let corpus = Corpus::open(&files, text.tokenizer()?, &text.text_key)?;
     let dir = CacheDir::from_environment(spec.cache_dir.as_deref());
     cache::open(&dir, corpus.key(), &mut |sink| corpus.tokenise(progress, sink))
-}
-
-/// Returns the range of `total` tokens, or windows, that belongs to the split.
-pub(crate) fn split_range(spec: &SourceSpec, total: u64) -> Range<u64> {
-    // Rounded down, and limited to the total, which the f64 may exceed after rounding.
-    let validation = ((total as f64 * spec.validation_fraction) as u64).min(total);
-    match spec.split {
-        SplitPart::Train => 0..total - validation,
-        SplitPart::Validation => total - validation..total,
-    }
-}
-
-/// Returns the first token of the split and its number of windows, in a source of `tokens` tokens.
-pub(crate) fn windows_of_split(spec: &SourceSpec, tokens: u64) -> Result<(u64, u64), DataError> {
-    let (part, seq_len) = (split_range(spec, tokens), spec.seq_len as u64);
-    let tokens = part.end - part.start;
-    match tokens.saturating_sub(1) / seq_len {
-        0 => Err(DataError::TooShort { split: spec.split, tokens, needed: seq_len + 1 }),
-        windows => Ok((part.start, windows)),
-    }
 }
 
 /// Returns the first token and the windows of the split, in HDF5 files of this size.

@@ -11,13 +11,13 @@ use std::path::{Path, PathBuf};
 use millrace_params::TokenizerName;
 
 use crate::arrays::ArrayStore;
-use crate::dataset::{order_of, windows_of_split};
 use crate::encoder::data_and_vocabulary;
 use crate::error::HDF5_FILE;
 use crate::files::expand;
 use crate::hdf5::{DataFile, FileShape};
 use crate::npy::{NPY_SIGNATURE, is_npy, npy_header};
 use crate::seq2seq::line_files;
+use crate::split::{order_of, windows_of_split};
 use crate::text::{GZIP_SIGNATURE, PARQUET_SIGNATURE, TextFormat, ZSTD_SIGNATURE};
 use crate::tfrecord::{record_files, records_and_vocabulary};
 use crate::token_store::TokenElement;
@@ -145,8 +145,9 @@ pub fn inspect(spec: &SourceSpec) -> Result<DataSummary, DataError> {
         SourceKind::Images { .. } => return inspect_images(spec),
         SourceKind::Arrays { paths } => return inspect_arrays(spec, paths),
         SourceKind::Python { .. } => {
-            let samples = Dataset::open(spec, |_, _| {})?.windows();
-            return Ok(DataSummary { samples: Some(samples), ..DataSummary::default() });
+            let dataset = Dataset::open(spec, |_, _| {})?;
+            let samples = (!dataset.is_endless()).then_some(dataset.windows());
+            return Ok(DataSummary { samples, ..DataSummary::default() });
         }
         SourceKind::Synthetic { .. } => return Ok(DataSummary::default()),
     };

@@ -39,6 +39,7 @@ mod python_package;
 mod seq2seq;
 mod sinks;
 mod spec;
+mod split;
 mod synthetic;
 mod text;
 mod tfrecord;

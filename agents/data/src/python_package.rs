@@ -6,6 +6,9 @@
 //! train/dataset.pickle   the dataset, unless a function creates it
 //! ```
 //!
+//! The samples of a dataset have numbers, or it can only be iterated over: a *stream*, whose sample n is the n-th that
+//! its iterator returns, which begins again at its end.
+//!
 //! Only `manifest.json` is read here: how many samples there are and what they contain is known without Python. The
 //! samples themselves come from a [`SampleReader`], which only activation servers have.
 
@@ -25,8 +28,13 @@ use crate::permute::key;
 pub const MANIFEST_FILE: &str = "manifest.json";
 /// Files of a package that are part of its fingerprint.
 const CONTENT_FILES: [&str; 3] = [MANIFEST_FILE, "code.zip", "dataset.pickle"];
-/// Version of the manifest that this release reads.
-const MANIFEST_VERSION: u32 = 1;
+/// Version of the manifest of a dataset whose samples have numbers.
+const NUMBERED_VERSION: u32 = 1;
+/// Version of the manifest of a stream.
+const STREAM_VERSION: u32 = 2;
+/// Maximum number of samples, and that of a stream. Larger numbers have no exact f64, in which shares of the samples
+/// are computed.
+const MAX_SAMPLES: u64 = 1 << 53;
 /// Maximum bytes of a manifest.
 const MAX_MANIFEST_BYTES: u64 = 1 << 20;
 /// Maximum number of inputs: as many as a graph may have.
@@ -50,7 +58,7 @@ pub enum PythonProblem {
     Manifest(serde_json::Error),
     #[error("has a manifest of more than {MAX_MANIFEST_BYTES} bytes")]
     ManifestSize,
-    #[error("has a manifest of version {0}; this release reads version {MANIFEST_VERSION}")]
+    #[error("has a manifest of version {0}; this release reads versions {NUMBERED_VERSION} and {STREAM_VERSION}")]
     Version(u32),
     #[error("has no samples, or more than can be counted")]
     Samples,
@@ -58,6 +66,8 @@ pub enum PythonProblem {
     Inputs(usize),
     #[error("has an input {0:?} without a usable name, type or shape")]
     Input(String),
+    #[error("can only be iterated over, so that its samples can't be shuffled or divided")]
+    StreamOrder,
     #[error("can only be read by activation servers")]
     NoReader,
     /// The worker processes can't be started, or the dataset can't be created.
@@ -79,6 +89,9 @@ impl PythonProblem {
         match self {
             Self::Manifest(_) | Self::ManifestSize | Self::Samples | Self::Inputs(_) | Self::Input(_) => {
                 "write the package with the Python client, for example by Appliance.train(data=dataset)"
+            }
+            Self::StreamOrder => {
+                "set shuffle to False, and use the whole stream: shuffle and divide it in the iterator"
             }
             Self::Version(_) => "use a client of the appliance's release",
             Self::NoReader => "train with it, or look at its samples in Python",
@@ -111,6 +124,7 @@ pub struct SampleNumber {
 #[derive(Clone, Debug)]
 pub struct PythonPackage {
     directory: PathBuf,
+    samples: u64,
     manifest: Manifest,
     inputs: Vec<SampleInput>,
 }
@@ -120,7 +134,9 @@ pub struct PythonPackage {
 struct Manifest {
     version: u32,
     python: Interpreter,
-    samples: u64,
+    /// Of a stream `None`.
+    #[serde(default)]
+    samples: Option<u64>,
     inputs: Vec<ManifestInput>,
     #[serde(default)]
     workers: Option<u16>,
@@ -174,11 +190,13 @@ impl PythonPackage {
             return Err(PythonProblem::ManifestSize);
         }
         let manifest: Manifest = serde_json::from_slice(text).map_err(PythonProblem::Manifest)?;
-        if manifest.version != MANIFEST_VERSION {
-            return Err(PythonProblem::Version(manifest.version));
-        }
-        // Larger numbers have no exact f64, in which shares of the samples are computed.
-        if !(1..=1 << 53).contains(&manifest.samples) {
+        let samples = match (manifest.version, manifest.samples) {
+            (NUMBERED_VERSION, Some(samples)) => samples,
+            (STREAM_VERSION, None) => MAX_SAMPLES,
+            (NUMBERED_VERSION | STREAM_VERSION, _) => return Err(PythonProblem::Samples),
+            (version, _) => return Err(PythonProblem::Version(version)),
+        };
+        if !(1..=MAX_SAMPLES).contains(&samples) {
             return Err(PythonProblem::Samples);
         }
         if !(1..=MAX_INPUTS).contains(&manifest.inputs.len()) {
@@ -189,7 +207,7 @@ impl PythonPackage {
         if let (true, Some(first)) = (bytes > MAX_SAMPLE_BYTES, inputs.first()) {
             return Err(PythonProblem::Input(first.name.clone()));
         }
-        Ok(Self { directory: directory.to_owned(), manifest, inputs })
+        Ok(Self { directory: directory.to_owned(), samples, manifest, inputs })
     }
 
     /// Returns the directory of the package.
@@ -207,9 +225,14 @@ impl PythonPackage {
         &self.inputs
     }
 
-    /// Returns the number of samples of the dataset.
+    /// Returns the number of samples of the dataset; of a stream, which does not end, the largest that is supported.
     pub const fn samples(&self) -> u64 {
-        self.manifest.samples
+        self.samples
+    }
+
+    /// Returns whether the dataset can only be iterated over.
+    pub const fn is_stream(&self) -> bool {
+        self.manifest.samples.is_none()
     }
 
     /// Returns the number of worker processes of each activation server, at least 1.
@@ -266,6 +289,7 @@ pub(crate) struct PythonSource {
 }
 
 impl PythonSource {
+    /// Returns the dataset in this order, which must be that of the iterator for a stream.
     pub(crate) fn new(package: PythonPackage, order: SampleOrder, seed: u64) -> Result<Self, DataError> {
         let mut hasher = blake3::Hasher::new_derive_key("millrace python dataset, version 1");
         package.hash(&mut hasher)?;
@@ -307,9 +331,11 @@ mod tests {
         let package = parse(manifest()).unwrap();
         assert_eq!((package.samples(), package.workers(), package.inputs().len()), (10, DEFAULT_WORKERS, 2));
         for (pointer, value, part) in [
-            ("/version", json!(2), "version 2"),
             ("/samples", json!(0), "no samples"),
             ("/samples", json!(u64::MAX), "no samples"),
+            ("/samples", json!(null), "no samples"),
+            ("/version", json!(2), "no samples"),
+            ("/version", json!(3), "version 3"),
             ("/inputs", json!([]), "0 inputs"),
             ("/inputs/0/type", json!("f64"), "\"x\" without"),
             ("/inputs/0/shape", json!([0]), "\"x\" without"),
@@ -323,6 +349,9 @@ mod tests {
             assert!(error.contains(part), "{error} does not contain {part:?}");
         }
         assert!(matches!(PythonPackage::parse(Path::new("train"), b"["), Err(PythonProblem::Manifest(_))));
+        let mut stream = manifest();
+        (stream["version"], stream["samples"]) = (json!(2), json!(null));
+        assert!(parse(stream).unwrap().is_stream());
     }
 
     /// Returns the number and the seed of each sample as its elements.

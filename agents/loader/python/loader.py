@@ -11,7 +11,7 @@ Both connect to the server's Unix socket. A message is a length (u32, of what fo
     START       to the host         JSON {"worker": id, "package": directory}
     KILL        to the host         JSON {"worker": id}
     EXITED      from the host       JSON {"worker": id, "status": exit code or -signal, "lines": last lines of stderr}
-    READY       from a worker       JSON {"samples": len(dataset)}
+    READY       from a worker       JSON {"samples": len(dataset)}, null of a dataset that can only be iterated over
     READ        to a worker         (index, seed) for each sample, u64 each
     SAMPLES     from a worker       resident bytes (u64), then the elements of each input, sample after sample
     PROGRESS    from a worker       nothing: it has read another sample
@@ -189,13 +189,17 @@ class Worker:
         self.manifest = {}
         self.dataset = None
         self.inputs = []
+        self.reported = time.monotonic()
+        # Of a stream: its iterator, the number of the next sample, and whether the pass has returned none yet.
+        self.iterator, self.position, self.is_new_pass = iter(()), 0, False
 
     def run(self):
         try:
             self.open()
         except BaseException as error:
             return self.connection.send_json(ERROR, {"sample": None, "message": self.describe(error)})
-        self.connection.send_json(READY, {"samples": len(self.dataset)})
+        samples = None if self.is_stream() else len(self.dataset)
+        self.connection.send_json(READY, {"samples": samples})
         while (message := self.connection.receive()) is not None:
             self.answer([NUMBERS.unpack_from(message[1], at) for at in range(0, len(message[1]), NUMBERS.size)])
 
@@ -203,22 +207,7 @@ class Worker:
         with open(os.path.join(self.package, "manifest.json"), encoding="utf-8") as file:
             self.manifest = json.load(file)
         sys.path.insert(0, self.code)
-        entry = self.manifest["dataset"]
-        if "pickle" in entry:
-            running, written = "{}.{}".format(*sys.version_info), self.manifest["python"]["version"]
-            if running != written:
-                raise RuntimeError(
-                    f"the dataset was pickled by Python {written}, and this interpreter is Python {running}: use the "
-                    "same version, or name a function that creates the dataset"
-                )
-            with open(os.path.join(self.package, entry["pickle"]), "rb") as file:
-                self.dataset = pickle.load(file)
-        else:
-            module, _, name = entry["function"].partition(":")
-            function = importlib.import_module(module)
-            for part in name.split("."):
-                function = getattr(function, part)
-            self.dataset = function(**entry.get("keywords", {}))
+        self.dataset = self.create()
         import numpy
 
         self.numpy = numpy
@@ -230,25 +219,79 @@ class Worker:
         if torch := sys.modules.get("torch"):
             torch.set_num_threads(1)
 
+    def create(self):
+        """Create the dataset."""
+        entry = self.manifest["dataset"]
+        if "pickle" in entry:
+            running, written = "{}.{}".format(*sys.version_info), self.manifest["python"]["version"]
+            if running != written:
+                raise RuntimeError(
+                    f"the dataset was pickled by Python {written}, and this interpreter is Python {running}: use the "
+                    "same version, or name a function that creates the dataset"
+                )
+            with open(os.path.join(self.package, entry["pickle"]), "rb") as file:
+                return pickle.load(file)
+        module, _, name = entry["function"].partition(":")
+        function = importlib.import_module(module)
+        for part in name.split("."):
+            function = getattr(function, part)
+        return function(**entry.get("keywords", {}))
+
+    def is_stream(self):
+        return self.manifest["samples"] is None
+
     def answer(self, numbers):
         arrays = [input.begin(len(numbers)) for input in self.inputs]
-        last = time.monotonic()
         index = None
         try:
             for at, (index, seed) in enumerate(numbers):
-                self.seed(seed)
-                sample = self.dataset[index]
+                sample = self.nth(index) if self.is_stream() else self.numbered(index, seed)
                 for input in self.inputs:
                     input.put(at, sample)
-                if time.monotonic() - last > PROGRESS_INTERVAL_SECONDS:
-                    last = time.monotonic()
-                    self.connection.send(PROGRESS)
+                self.report_progress()
             arrays = [input.elements() for input in self.inputs]
         except (Exception, SystemExit) as error:
             at = getattr(error, "at", None)
             index = index if at is None else numbers[at][0]
             return self.connection.send_json(ERROR, {"sample": index, "message": self.describe(error)})
         self.connection.send(SAMPLES, RESIDENT.pack(resident_bytes()), *arrays)
+
+    def numbered(self, index, seed):
+        """Return a sample of a dataset whose samples have numbers."""
+        self.seed(seed)
+        return self.dataset[index]
+
+    def nth(self, index):
+        """Iterate to a sample and return it. An iterator that has passed it begins again."""
+        if index < self.position:
+            # An iterator may have changed its dataset.
+            self.dataset = self.create()
+            self.iterator, self.position, self.is_new_pass = iter(()), 0, False
+        while True:
+            try:
+                sample = next(self.iterator)
+            except StopIteration:
+                self.begin_pass()
+                continue
+            self.position += 1
+            self.is_new_pass = False
+            if self.position > index:
+                return sample
+            self.report_progress()
+
+    def begin_pass(self):
+        """Begin to iterate. The generators of random numbers are seeded by the number of the first sample."""
+        if self.is_new_pass:
+            raise ValueError("the iterator returned no sample")
+        self.is_new_pass = True
+        self.seed(self.position)
+        self.iterator = iter(self.dataset)
+
+    def report_progress(self):
+        """Tell the activation server once in a while that the worker is not stuck."""
+        if time.monotonic() - self.reported > PROGRESS_INTERVAL_SECONDS:
+            self.reported = time.monotonic()
+            self.connection.send(PROGRESS)
 
     def seed(self, seed):
         """Seed the global generators of random numbers, so that a sample is a function of its number."""

@@ -20,6 +20,7 @@
 //!   that does this repeatedly, or whose code raises an exception, is reported with its index and the Python traceback.
 //! * The global random generators of Python, NumPy and PyTorch are seeded for each sample, so that a sample is a
 //!   function of its number if the dataset keeps no state of its own.
+//! * A dataset that can only be iterated over is a [`LoaderStream`]: one worker iterates, and sample n is the n-th.
 //! * A request occupies the memory of its own samples; messages of workers are bounded by it.
 //! * Host and workers end with the server, however it ends.
 
@@ -31,9 +32,11 @@ mod host;
 mod message;
 mod pool;
 mod server;
+mod stream;
 mod worker;
 
 pub use error::LoaderError;
 pub use message::{MAX_REPORT_BYTES, Message, parse_message};
 pub use pool::LoaderPool;
 pub use server::{HostLocation, LoaderServer};
+pub use stream::LoaderStream;

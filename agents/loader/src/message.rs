@@ -34,7 +34,7 @@ pub enum Message {
     /// The dataset of a worker has this number of samples.
     Ready {
         /// The number of samples.
-        samples: u64,
+        samples: Option<u64>,
     },
     /// The elements of the requested samples.
     Samples {
@@ -104,7 +104,7 @@ pub fn parse_message(kind: u8, content: Vec<u8>) -> Option<Message> {
     }
     #[derive(Deserialize)]
     struct Ready {
-        samples: u64,
+        samples: Option<u64>,
     }
     Some(match kind {
         HELLO => match serde_json::from_slice(&content).ok()? {

@@ -10,7 +10,7 @@ use crate::server::LoaderServer;
 use crate::worker::WorkerThread;
 
 /// Maximum number of samples of one message. Larger requests are divided among the workers.
-const MAX_CHUNK_SAMPLES: usize = 256;
+pub(crate) const MAX_CHUNK_SAMPLES: usize = 256;
 /// Number of chunks for each worker, so that workers with slow samples get fewer.
 const CHUNKS_PER_WORKER: usize = 2;
 

@@ -70,7 +70,7 @@ impl WorkerThread {
     }
 
     /// Reads samples. If a worker fails, reads them one by one, so that the sample at fault is known.
-    fn read(&mut self, samples: &[SampleNumber]) -> ChunkResult {
+    pub(crate) fn read(&mut self, samples: &[SampleNumber]) -> ChunkResult {
         match self.attempt(samples) {
             Ok(samples) => Ok(vec![samples]),
             Err(ReadFailure::Dataset(problem)) => Err(problem),
@@ -127,15 +127,17 @@ impl WorkerThread {
     /// Starts a worker, and waits until it has opened the dataset.
     fn start(&self) -> Result<WorkerProcess, ReadFailure> {
         let (number, mut stream) = self.server.start_worker(self.package.directory())?;
+        let expected = (!self.package.is_stream()).then_some(self.package.samples());
         let opened = stream.set_read_timeout(Some(self.package.sample_timeout())).map_err(ReceiveError::Io);
         let opened = opened.and_then(|()| message::receive(&mut stream, MAX_REPORT_BYTES));
         match opened {
-            Ok(Message::Ready { samples }) if samples == self.package.samples() => {
+            Ok(Message::Ready { samples }) if samples == expected => {
                 Ok(WorkerProcess { number, stream, first_resident_bytes: None })
             }
             Ok(Message::Ready { samples }) => {
                 self.server.end_worker(number);
-                let expected = self.package.samples();
+                let count = |samples: Option<u64>| samples.map_or("no known".to_owned(), |samples| samples.to_string());
+                let (samples, expected) = (count(samples), count(expected));
                 let found = format!("it has {samples} samples here, and {expected} where it was packed");
                 Err(ReadFailure::Dataset(PythonProblem::Open(found)))
             }

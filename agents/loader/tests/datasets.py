@@ -69,6 +69,22 @@ class Faulty(Numbers):
         time.sleep(3600)
 
 
+class Stream:
+    """Returns the samples of `Numbers`, and fails as `Faulty`. A pass has `count` samples."""
+
+    def __init__(self, count=1000, **faults):
+        self.count = count
+        self.source = Faulty(**faults) if faults else Numbers()
+
+    def __iter__(self):
+        return map(self.source.__getitem__, range(self.count))
+
+
+class RandomStream(Stream):
+    def __iter__(self):
+        return map(RandomNumbers().__getitem__, range(self.count))
+
+
 class Network(Numbers):
     """Tries to reach the network in several ways."""
 

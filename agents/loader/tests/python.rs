@@ -5,7 +5,7 @@ use std::process::Command;
 use std::sync::Arc;
 
 use millrace_data::{PythonPackage, PythonProblem, SampleNumber, SampleReader};
-use millrace_loader::{HostLocation, LoaderPool, LoaderServer};
+use millrace_loader::{HostLocation, LoaderPool, LoaderServer, LoaderStream};
 use serde_json::{Value, json};
 
 fn interpreter() -> PathBuf {
@@ -40,6 +40,10 @@ impl Case {
     }
 
     fn pool_of(&self, changes: Value) -> LoaderPool {
+        LoaderPool::new(&self.server, &self.package_of(changes)).unwrap()
+    }
+
+    fn package_of(&self, changes: Value) -> PythonPackage {
         let mut manifest = json!({
             "version": 1,
             "python": {"version": "3.0", "executable": "/nowhere"},
@@ -54,7 +58,14 @@ impl Case {
             manifest[key] = value.clone();
         }
         std::fs::write(self.directory.path().join("manifest.json"), manifest.to_string()).unwrap();
-        LoaderPool::new(&self.server, &PythonPackage::open(self.directory.path()).unwrap()).unwrap()
+        PythonPackage::open(self.directory.path()).unwrap()
+    }
+
+    /// Returns the reader of a dataset that can only be iterated over, of which it keeps the last 40 samples.
+    fn stream(&self, function: &str, keywords: Value) -> LoaderStream {
+        let dataset = json!({"function": format!("datasets:{function}"), "keywords": keywords});
+        let package = self.package_of(json!({"version": 2, "samples": null, "dataset": dataset}));
+        LoaderStream::new(&self.server, &package, 10)
     }
 
     fn marker(&self) -> String {
@@ -154,6 +165,36 @@ fn samples_that_the_graph_does_not_read_are_rejected() {
         let error = failure(case.pool("Faulty", json!({"fault": fault})).read(&numbers(0..7)));
         assert_eq!(error, format!("failed at sample 5: {part}"));
     }
+}
+
+/// Whatever the order of the requests, and also where the iterator begins again and after a failure of the worker.
+#[test]
+fn sample_of_a_stream_is_what_the_iterator_returns_at_its_place() {
+    let case = Case::new(1);
+    let stream = case.stream("Stream", json!({"count": 300}));
+    for range in [10..20, 0..10, 20..30, 15..17, 295..305, 250..252, 4000..4010, 3990..4000, 0..10] {
+        let expected = expected(range.clone().map(|number| number % 300));
+        assert_eq!(stream.read(&numbers(range.clone())).unwrap(), expected, "{range:?}");
+    }
+    for fault in ["exits", "hangs"] {
+        let stream = case.stream("Stream", json!({"fault": fault, "marker": case.marker()}));
+        assert_eq!(stream.read(&numbers(0..10)).unwrap(), expected(0..10), "{fault}");
+        std::fs::remove_file(case.marker()).unwrap();
+    }
+    let random = || case.stream("RandomStream", json!({"count": 100}));
+    let [first, again] = [random(), random()].map(|stream| stream.read(&numbers(0..200)).unwrap());
+    assert_eq!(first, again);
+    assert_ne!(first[0][..800], first[0][800..], "other random numbers in each pass");
+}
+
+#[test]
+fn stream_that_fails_or_returns_nothing_says_so() {
+    let case = Case::new(1);
+    let failure = |keywords| failure(case.stream("Stream", keywords).read(&numbers(0..7)));
+    let error = failure(json!({"fault": "raises"}));
+    assert!(error.starts_with("failed at sample 5: ValueError: bad row 5"), "{error}");
+    let error = failure(json!({"count": 0}));
+    assert!(error.starts_with("failed at sample 0: ValueError: the iterator returned no sample"), "{error}");
 }
 
 #[test]

@@ -179,6 +179,32 @@ class Short(Numbers):
         return 1
 
 
+class Stream:
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self.returned = 0
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        for number in range(self.count):
+            self.returned += 1
+            yield {"x": np.full(3, random.random(), np.float32), "labels": number}
+
+
+class UnseededStream:
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        yield from ({"x": np.random.default_rng().random(3, np.float32)} for _ in range(2))
+
+
+def test_dataset_that_is_only_iterated_over_has_no_number_of_samples(tmp_path: Path) -> None:
+    stream = Stream(4)
+    packed = pack(stream, tmp_path / "train")
+    manifest = json.loads(packed.files["manifest.json"].read_text())
+    assert (manifest["version"], manifest["samples"], packed.is_stream) == (2, None, True)
+    assert packed.example["labels"].tolist() == [0, 1]
+    assert stream.returned == 0, "the user's own object is not iterated over"
+    assert "after a restart, it is read again from its beginning" in packed.summary[0]
+
+
 @pytest.mark.parametrize(
     ("data", "part"),
     [
@@ -192,7 +218,9 @@ class Short(Numbers):
         (PythonDataset([(1.0, 2), (3.0, 4)], names=["x"]), "2 parts, and 1 names are given: x"),
         (PythonDataset(Numbers(), include=["/etc/hostname"]), "no path below the working directory"),
         (PythonDataset("json:loads", {"s": object()}), "must be numbers and strings"),
-        (PythonDataset(iter([1, 2])), "have no numbered samples"),
+        (PythonDataset(iter([1, 2])), "can't be iterated over again"),
+        (Stream(1), "returns 1 samples; at least two"),
+        (UnseededStream(), "another x each time it is read"),
     ],
 )
 def test_unusable_dataset_is_rejected_with_the_reason(data: Any, part: str, tmp_path: Path) -> None:

@@ -30,10 +30,10 @@ pub use word_piece::word_piece_tokenizer;
 pub use words::VocabularyProblem;
 pub(crate) use words::read_vocabulary;
 
-use crate::dataset::{order_of, split_range};
 use crate::files::expand;
 use crate::hdf5::{Hdf5Size, Hdf5Store, SampleProblem};
 use crate::order::SampleOrder;
+use crate::split::{order_of, split_range};
 use crate::tfrecord::{self, TfRecordFiles, TfRecordRows};
 use crate::{DataError, Dataset, ElementType, SampleInput, SourceKind, SourceSpec};
 use csv::CsvFiles;

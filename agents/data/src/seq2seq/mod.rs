@@ -26,9 +26,9 @@ use std::path::PathBuf;
 pub use lines::LinesProblem;
 pub use words::line_tokenizer;
 
-use crate::dataset::{order_of, split_range};
 use crate::encoder::SampleRandom;
 use crate::order::SampleOrder;
+use crate::split::{order_of, split_range};
 use crate::{DataError, Dataset, ElementType, LineFiles, LineRows, SampleInput, SourceKind, SourceSpec};
 use lines::{LineFile, LinePart};
 use words::LineVocabulary;

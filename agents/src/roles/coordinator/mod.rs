@@ -213,7 +213,7 @@ async fn prepare(
     let inputs = opened.await.map_err(AgentError::local)??;
     inputs.check(&compiled.graph)?;
     let has_end = !matches!(launch.job.train_input.source, DataSource::Synthetic {});
-    if let Some(train) = inputs.train.as_ref().filter(|_| has_end) {
+    if let Some(train) = inputs.train.as_ref().filter(|train| has_end && !train.is_endless()) {
         let epoch = DatasetEpoch::new(train.windows(), &launch.job.train_input);
         console.line(format!("One epoch of the training data is {epoch}."));
         end_with_epochs(&mut launch, &mut compiled, train.windows(), console);
@@ -361,6 +361,8 @@ fn eval_batches(launch: &LaunchDocument, inputs: &JobInputs) -> Result<u64, Agen
     let available = dataset.windows() / batch;
     match launch.job.run.eval_steps {
         Some(steps) => Ok(steps),
+        None if dataset.is_endless() => Err(AgentError::bad_input("the evaluation data have no end")
+            .hint("set runconfig.eval_steps, or eval_input.num_samples")),
         None if available > 0 => Ok(available),
         None => Err(AgentError::bad_input(format!(
             "the evaluation data hold {} samples, fewer than one batch of {batch}",

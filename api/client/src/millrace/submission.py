@@ -284,7 +284,9 @@ def _local_files(
     texts: dict[str, bytes] = {}
     blobs: dict[str, Blob] = {}
     for params_path, is_pattern in _named_paths(document):
-        found = {name: path for name, path in _found(params_path, directories, is_pattern) if name not in texts}
+        found = {
+            name: path for name, path in _found(params_path, directories, is_pattern) if name not in texts
+        }
         small = _small_texts(found, MAX_INLINE_BYTES - sum(map(len, texts.values())))
         if small is not None and not _is_graph(params_path, document):
             texts.update(small)

@@ -123,7 +123,8 @@ class Transport:
         except ValueError as error:
             content_type = response.headers.get("content-type", "no content type")
             raise errors.Unreachable(
-                f"{self.endpoint.url} sent {content_type} instead of JSON: check that it is a Millrace appliance"
+                f"{self.endpoint.url} sent {content_type} instead of JSON: check that it is a Millrace "
+                "appliance"
             ) from error
 
     @contextmanager

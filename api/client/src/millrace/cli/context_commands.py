@@ -91,7 +91,13 @@ def get_contexts(output: str) -> None:
         "contexts": {name: context.without_token() for name, context in stored.contexts.items()},
     }
     rows = [
-        ("*" if name == stored.current else " ", name, each.url, each.namespace, "yes" if each.token else "no")
+        (
+            "*" if name == stored.current else " ",
+            name,
+            each.url,
+            each.namespace,
+            "yes" if each.token else "no",
+        )
         for name, each in stored.contexts.items()
     ]
     headers = ("CURRENT", "NAME", "URL", "NAMESPACE", "TOKEN")

@@ -61,7 +61,9 @@ def scale(settings: Settings, name: str, uid: str | None, num_csx: int, output: 
         systems = f"{num_csx} system{'s' if num_csx > 1 else ''}"
         result = f"continues with {systems}"
         if job.spec.get("suspend") and not job.is_finished:
-            result = f"is suspended and will have {systems} when it is resumed with: millrace resume {job.name}"
+            result = (
+                f"is suspended and will have {systems} when it is resumed with: millrace resume {job.name}"
+            )
         _print_result(job, output, result)
 
 

@@ -11,6 +11,8 @@
   shapes.
 * The generators of `random`, `numpy.random` and PyTorch are seeded for each sample, so that a sample is the
   same in every worker, on any number of systems and after a failure. Other random state is not allowed.
+* A dataset that is only iterated over is read by one worker of each activation server, in its own order, and
+  again from its beginning after a restart. Its generators are seeded at the beginning of each pass.
 * The user's own modules are packed, found by their imports. Installed packages are not: the interpreter of
   the appliance must have them. Hidden and large files and files with keys are left out, and listed.
 """

@@ -8,6 +8,7 @@ dataset.pickle    the dataset, unless a function creates it
 from __future__ import annotations
 
 import importlib
+import itertools
 import json
 import pickle
 import random
@@ -23,7 +24,14 @@ from millrace import units
 from millrace.errors import MillraceError
 from millrace.loader.sources import Sources, modules_of_pickle
 
-_VERSION = 1
+_NUMBERED_VERSION, _STREAM_VERSION = 1, 2
+"""Versions of the manifest: of datasets whose samples have numbers, and of those only iterated over."""
+
+_STREAM_WARNING = (
+    "warning: the dataset is only iterated over. Each activation server reads all of it, with one worker; "
+    "the appliance does not shuffle it; and after a restart, it is read again from its beginning, up to the "
+    "step. The samples must be the same each time"
+)
 
 
 class UnsupportedDatasetError(MillraceError):
@@ -34,8 +42,8 @@ class UnsupportedDatasetError(MillraceError):
 class PythonDataset:
     """A dataset, and how it is read.
 
-    `source` is an object with `__len__` and `__getitem__`, or the name MODULE:NAME of a function or class
-    that creates one on the appliance, with `keywords`.
+    `source` is an object with `__len__` and `__getitem__`, or one that is only iterated over, or the name
+    MODULE:NAME of a function or class that creates one on the appliance, with `keywords`.
     """
 
     source: Any
@@ -64,15 +72,38 @@ class Package:
     """A batch of two samples."""
     summary: list[str] = field(default_factory=list)
     """What is packed and why, and what is not, for the user."""
+    is_stream: bool = False
+    """Whether the dataset is only iterated over."""
 
 
 def is_dataset(data: Any) -> bool:
-    """Returns whether data are a dataset whose samples have numbers."""
-    if isinstance(data, PythonDataset):
-        return True
+    """Returns whether data are a dataset: samples that have numbers, or that an iterator returns."""
+    return isinstance(data, PythonDataset) or _has_numbers(data) or _is_stream(data)
+
+
+def _has_numbers(data: Any) -> bool:
+    """Returns whether the samples of a dataset have numbers."""
     has_samples = hasattr(data, "__getitem__") and hasattr(data, "__len__")
+    return has_samples and not _is_value(data) and not _is_iterable_of_torch(data)
+
+
+def _is_stream(data: Any) -> bool:
+    """Returns whether data can only be iterated over, and more than once."""
+    is_iterable = hasattr(data, "__iter__") and not hasattr(data, "__next__")
+    has_length = hasattr(data, "__len__") and not _is_iterable_of_torch(data)
+    # Datasets of TensorFlow can't be pickled.
+    return is_iterable and not has_length and not _is_value(data) and not hasattr(data, "element_spec")
+
+
+def _is_value(data: Any) -> bool:
     # An array is a value, not a dataset of rows; a tuple has inputs and labels.
-    return has_samples and not isinstance(data, (str, bytes, tuple, Mapping)) and not hasattr(data, "dtype")
+    return isinstance(data, (str, bytes, tuple, Mapping)) or hasattr(data, "dtype")
+
+
+def _is_iterable_of_torch(data: Any) -> bool:
+    # It has the __getitem__ of its base class, which raises an exception.
+    torch: Any = sys.modules.get("torch")
+    return torch is not None and isinstance(data, torch.utils.data.IterableDataset)
 
 
 def pack(data: Any, directory: Path) -> Package:
@@ -84,7 +115,7 @@ def pack(data: Any, directory: Path) -> Package:
     directory.mkdir()
     sources = Sources()
     entry, pickled = _entry(dataset, sources)
-    samples, example, fields = _describe(dataset)
+    samples, example, fields = _describe(dataset, pickled)
     for path in dataset.include:
         try:
             sources.add_path(Path(path))
@@ -93,7 +124,7 @@ def pack(data: Any, directory: Path) -> Package:
                 f"include: {path} is no path below the working directory"
             ) from error
     manifest = {
-        "version": _VERSION,
+        "version": _STREAM_VERSION if samples is None else _NUMBERED_VERSION,
         "python": {"version": f"{sys.version_info[0]}.{sys.version_info[1]}", "executable": sys.executable},
         "samples": samples,
         "workers": dataset.workers,
@@ -116,7 +147,8 @@ def pack(data: Any, directory: Path) -> Package:
     if pickled is not None:
         files["dataset.pickle"] = directory / "dataset.pickle"
         files["dataset.pickle"].write_bytes(pickled)
-    return Package(files, example, _summary(dataset, sources, pickled))
+    summary = _summary(dataset, sources, pickled)
+    return Package(files, example, ([_STREAM_WARNING] if samples is None else []) + summary, samples is None)
 
 
 def _entry(dataset: PythonDataset, sources: Sources) -> tuple[dict[str, Any], bytes | None]:
@@ -150,21 +182,31 @@ def _entry(dataset: PythonDataset, sources: Sources) -> tuple[dict[str, Any], by
     return {"pickle": "dataset.pickle"}, content
 
 
-def _describe(dataset: PythonDataset) -> tuple[int, dict[str, np.ndarray[Any, Any]], list[Any]]:
-    """Returns the number of samples, a batch of two of them, and how an input is found in a sample."""
+def _describe(
+    dataset: PythonDataset, pickled: bytes | None
+) -> tuple[int | None, dict[str, np.ndarray[Any, Any]], list[Any]]:
+    """Returns the number of samples, a batch of two of them, and how an input is found in a sample.
+
+    The number is None if the dataset is only iterated over.
+    """
     if dataset.samples is not None and dataset.example is not None:
         arrays = {name: _array(name, array) for name, array in dataset.example.items()}
         return dataset.samples, arrays, list(arrays)
     source = _created(dataset)
-    if not is_dataset(source):
+    count = None
+    if _is_stream(source):
+        # Iterating may change a dataset.
+        copies = [_created(dataset) if pickled is None else pickle.loads(pickled) for _ in range(2)]
+        (first, second), (again, _) = (_first_samples(copy) for copy in copies)
+    elif not _has_numbers(source):
         raise UnsupportedDatasetError(
-            f"data of type {type(source).__name__} have no numbered samples: give an object with __len__ and "
-            "__getitem__, as torch.utils.data.Dataset; one that is only iterated over can't be resumed"
+            f"data of type {type(source).__name__} have no numbered samples, and can't be iterated over "
+            "again: give an object with __len__ and __getitem__, or with __iter__"
         )
-    count = len(source)
-    if count < 2:
+    elif (count := len(source)) < 2:
         raise UnsupportedDatasetError(f"the dataset has {count} samples; at least two are needed")
-    first, again, second = _read(source, 0), _read(source, 0), _read(source, 1)
+    else:
+        first, again, second = _read(source, 0), _read(source, 0), _read(source, 1)
     fields, names = _fields(first, dataset.names)
     example = {}
     for at, name in zip(fields, names, strict=True):
@@ -202,11 +244,26 @@ def _created(dataset: PythonDataset) -> Any:
 
 def _read(source: Any, index: int) -> Any:
     """Reads a sample as a worker does: with seeded generators."""
-    random.seed(index)
-    np.random.seed(index)
-    if torch := sys.modules.get("torch"):
-        torch.default_generator.manual_seed(index)
+    _seed(index)
     return source[index]
+
+
+def _seed(seed: int) -> None:
+    random.seed(seed)
+    np.random.seed(seed)
+    if torch := sys.modules.get("torch"):
+        torch.default_generator.manual_seed(seed)
+
+
+def _first_samples(source: Any) -> list[Any]:
+    """Returns the first two samples of an iterator, as a worker reads them: with seeded generators."""
+    _seed(0)
+    samples = list(itertools.islice(source, 2))
+    if len(samples) < 2:
+        raise UnsupportedDatasetError(
+            f"the iterator of the dataset returns {len(samples)} samples; at least two are needed"
+        )
+    return samples
 
 
 def _fields(sample: Any, names: Sequence[str]) -> tuple[list[Any], list[str]]:

@@ -6,6 +6,7 @@ from typing import Any, cast
 
 from torch.utils.data import (
     DataLoader,
+    IterableDataset,
     RandomSampler,
     SequentialSampler,
     TensorDataset,
@@ -53,7 +54,8 @@ def _check(loader: DataLoader[Any]) -> None:
             "the DataLoader has a collate_fn: the appliance stacks samples. Pad samples in the "
             "dataset's __getitem__"
         )
-    if not isinstance(loader.sampler, (RandomSampler, SequentialSampler)):
+    is_iterated = isinstance(loader.dataset, IterableDataset)
+    if not is_iterated and not isinstance(loader.sampler, (RandomSampler, SequentialSampler)):
         raise UnsupportedDataError(
             f"the DataLoader has the sampler {type(loader.sampler).__name__}: the appliance reads samples in "
             "order or shuffled. Select samples by torch.utils.data.Subset, or in the dataset"

@@ -85,8 +85,14 @@ def params_of(
     mode: str | None,
 ) -> dict[str, Any]:
     """Return the params of a training, from their inputs and the section of the optimizer."""
+    is_shuffled_by_default = inputs["train_input"].get("shuffle", True)
+    shuffle = options.get("shuffle", is_shuffled_by_default)
+    if shuffle and not is_shuffled_by_default:
+        raise UnsupportedDataError(
+            "the data are only iterated over and can't be shuffled: shuffle them in the iterator"
+        )
     params: dict[str, Any] = {
-        "train_input": inputs["train_input"] | {"shuffle": options.get("shuffle", True)},
+        "train_input": inputs["train_input"] | {"shuffle": shuffle},
         "model": {"graph": GRAPH_FILE, "mixed_precision": options.get("mixed_precision", False)},
         "optimizer": optimizer,
         "runconfig": {"max_steps": steps, "checkpoint_path": WEIGHTS_FILE},
@@ -188,7 +194,9 @@ class Files:
         self.uploads |= {f"{name}/{file}": path for file, path in package.files.items()}
         self.summary += package.summary
         example = {name: torch.from_numpy(array) for name, array in package.example.items()}
-        return {"data_processor": "PythonDataProcessor", "data_dir": name}, example
+        section = {"data_processor": "PythonDataProcessor", "data_dir": name}
+        # The order of an iterator is its own.
+        return section | ({"shuffle": False} if package.is_stream else {}), example
 
     def described(
         self,
