@@ -117,9 +117,14 @@ def test_stream_trains_as_the_same_arrays_in_their_order(appliance: Appliance, d
     assert losses_after_a_kill(appliance, data_dir, RowStream(seconds=0.02)) == arrays
     evaluated = {"eval_data": RowStream(), "runconfig": {"eval_steps": 3}}
     assert losses(appliance, RowStream(), num_csx=4, **evaluated) == arrays
-    module, given = options(RowStream(), shuffle=True)
-    with pytest.raises(errors.MillraceError, match="shuffle them in the iterator"):
-        appliance.plan(module, **given)
+    for invalid, part in (
+        ({"shuffle": True}, "shuffle them in the iterator"),
+        ({"eval_data": RowStream()}, "have no end: give runconfig={'eval_steps': N}"),
+        ({"runconfig": {"max_epochs": 2}}, "give max_steps, not max_epochs"),
+    ):
+        module, given = options(RowStream(), **invalid)
+        with pytest.raises(errors.MillraceError, match=part):
+            appliance.plan(module, **given)
 
 
 def activation_servers(data_dir: Path) -> list[int]:

@@ -85,12 +85,7 @@ def params_of(
     mode: str | None,
 ) -> dict[str, Any]:
     """Return the params of a training, from their inputs and the section of the optimizer."""
-    is_shuffled_by_default = inputs["train_input"].get("shuffle", True)
-    shuffle = options.get("shuffle", is_shuffled_by_default)
-    if shuffle and not is_shuffled_by_default:
-        raise UnsupportedDataError(
-            "the data are only iterated over and can't be shuffled: shuffle them in the iterator"
-        )
+    shuffle = options.get("shuffle", inputs["train_input"].get("shuffle", True))
     params: dict[str, Any] = {
         "train_input": inputs["train_input"] | {"shuffle": shuffle},
         "model": {"graph": GRAPH_FILE, "mixed_precision": options.get("mixed_precision", False)},
@@ -103,7 +98,22 @@ def params_of(
     for section in params.keys() & {"train_input", "eval_input"}:
         params[section]["batch_size"] = options["batch_size"]
     params["runconfig"] |= ({"mode": mode} if mode else {}) | dict(options.get("runconfig") or {})
+    _check_streams(params, inputs)
     return params
+
+
+def _check_streams(params: Mapping[str, Any], inputs: Mapping[str, dict[str, Any]]) -> None:
+    """Reject params that data without numbers and without an end can't have."""
+    run, message = params["runconfig"], "are only iterated over"
+    # Packages of such data, and no others, say that they are not shuffled.
+    streams = {name: params[name] for name, section in inputs.items() if section.get("shuffle") is False}
+    if any(section.get("shuffle") for section in streams.values()):
+        raise UnsupportedDataError(f"the data {message} and can't be shuffled: shuffle them in the iterator")
+    endless = [name for name, section in streams.items() if section.get("num_samples") is None]
+    if "eval_input" in endless and run.get("eval_steps") is None:
+        raise UnsupportedDataError(f"eval_data {message} and have no end: give runconfig={{'eval_steps': N}}")
+    if "train_input" in endless and run.get("max_epochs") is not None:
+        raise UnsupportedDataError(f"the data {message} and have no end: give max_steps, not max_epochs")
 
 
 def describe_with_params(
@@ -128,12 +138,14 @@ def completed_params(
 ) -> dict[str, Any]:
     """Return params with model and data; `model` has defaults of the keys of the model."""
     given = {name: dict(params.get(name) or {}) for name in ("model", "runconfig", *inputs)}
-    return {
+    completed = {
         **params,
         **{name: section | given[name] for name, section in inputs.items()},
         "model": model | given["model"] | {"graph": GRAPH_FILE},
         "runconfig": {"checkpoint_path": WEIGHTS_FILE} | given["runconfig"],
     }
+    _check_streams(completed, inputs)
+    return completed
 
 
 def _traced(
