@@ -48,8 +48,9 @@ fn summary(job: &JobSpec, input: &InputSpec, dataset: &Dataset) -> Result<String
         let bytes = if found.bytes > 0 { format!(", {}", format_size(found.bytes)) } else { String::new() };
         line("files", format!("{}{bytes}", format_thousands(found.files)));
     }
-    line("epoch", DatasetEpoch::new(dataset.windows(), input).to_string());
-    let order = if input.shuffle { format!("random, with seed {}", input.shuffle_seed) } else { "of the files".into() };
+    let epoch = (!dataset.is_endless()).then(|| DatasetEpoch::new(dataset.windows(), input).to_string());
+    line("epoch", epoch.unwrap_or_else(|| "without end: the dataset is only iterated over".into()));
+    let order = if input.shuffle { format!("random, with seed {}", input.shuffle_seed) } else { "of the data".into() };
     line("order", order);
     line("fingerprint", dataset.fingerprint().iter().map(|byte| format!("{byte:02x}")).collect());
     Ok(text)
