@@ -225,6 +225,11 @@ impl PythonPackage {
         &self.inputs
     }
 
+    /// Returns the bytes of a sample of each input.
+    pub fn input_bytes(&self) -> impl Iterator<Item = usize> {
+        self.inputs.iter().map(SampleInput::bytes)
+    }
+
     /// Returns the number of samples of the dataset; of a stream, which does not end, the largest that is supported.
     pub const fn samples(&self) -> u64 {
         self.samples

@@ -190,8 +190,7 @@ class Worker:
         self.dataset = None
         self.inputs = []
         self.reported = time.monotonic()
-        # Of a stream: its iterator, the number of the next sample, and whether the pass has returned none yet.
-        self.iterator, self.position, self.is_new_pass = iter(()), 0, False
+        self.rewind()
 
     def run(self):
         try:
@@ -266,7 +265,7 @@ class Worker:
         if index < self.position:
             # An iterator may have changed its dataset.
             self.dataset = self.create()
-            self.iterator, self.position, self.is_new_pass = iter(()), 0, False
+            self.rewind()
         while True:
             try:
                 sample = next(self.iterator)
@@ -278,6 +277,10 @@ class Worker:
             if self.position > index:
                 return sample
             self.report_progress()
+
+    def rewind(self):
+        """Set the iterator of a stream, the number of its next sample, and whether its pass has returned none yet."""
+        self.iterator, self.position, self.is_new_pass = iter(()), 0, False
 
     def begin_pass(self):
         """Begin to iterate. The generators of random numbers are seeded by the number of the first sample."""

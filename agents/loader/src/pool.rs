@@ -7,7 +7,7 @@ use millrace_data::{PythonPackage, PythonProblem, SampleNumber, SampleReader};
 
 use crate::error::{LoaderError, spawn};
 use crate::server::LoaderServer;
-use crate::worker::WorkerThread;
+use crate::worker::Worker;
 
 /// Maximum number of samples of one message. Larger requests are divided among the workers.
 pub(crate) const MAX_CHUNK_SAMPLES: usize = 256;
@@ -58,10 +58,10 @@ impl LoaderPool {
         // The worker that holds the lock takes the next chunk.
         let (chunks, waiting) = mpsc::channel();
         let waiting = Arc::new(Mutex::new(waiting));
-        let widths: Vec<usize> = package.inputs().iter().map(millrace_data::SampleInput::bytes).collect();
+        let widths = package.input_bytes().collect();
         let pool = Self { chunks, workers: package.workers().into(), widths };
         for _ in 0..pool.workers {
-            let thread = WorkerThread::new(server.clone(), package.clone());
+            let thread = Worker::new(server.clone(), package.clone());
             let waiting = waiting.clone();
             spawn("loader-worker", move || thread.run(&waiting))?;
         }

@@ -7,7 +7,7 @@ use millrace_data::{PythonPackage, PythonProblem, SampleNumber, SampleReader};
 
 use crate::pool::{MAX_CHUNK_SAMPLES, Samples};
 use crate::server::LoaderServer;
-use crate::worker::WorkerThread;
+use crate::worker::Worker;
 
 /// Number of requests of the maximum size whose samples are kept: systems are at most two rounds apart, and request
 /// samples of a step again when it is repeated.
@@ -26,7 +26,7 @@ pub struct LoaderStream {
 }
 
 struct StreamState {
-    worker: WorkerThread,
+    worker: Worker,
     /// Number of the first sample that is kept.
     first: u64,
     /// The samples that are kept: the elements of all inputs of each.
@@ -36,8 +36,8 @@ struct StreamState {
 impl LoaderStream {
     /// Creates the reader of a stream. `max_samples` is the maximum number of samples of a request.
     pub fn new(server: &Arc<LoaderServer>, package: &PythonPackage, max_samples: u64) -> Self {
-        let widths = package.inputs().iter().map(millrace_data::SampleInput::bytes).collect();
-        let worker = WorkerThread::new(server.clone(), package.clone());
+        let widths = package.input_bytes().collect();
+        let worker = Worker::new(server.clone(), package.clone());
         let capacity = usize::try_from(max_samples).unwrap_or(usize::MAX).max(1).saturating_mul(KEPT_REQUESTS);
         let state = StreamState { worker, first: 0, kept: VecDeque::new() };
         Self { state: Mutex::new(state), widths, capacity }

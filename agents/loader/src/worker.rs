@@ -1,5 +1,5 @@
-//! The thread of one worker: sends numbers of samples to the worker's process, receives their elements, and replaces
-//! the process when it fails.
+//! One worker: sends numbers of samples to the worker's process, receives their elements, and replaces the process when
+//! it fails. A pool runs it in a thread of its own, a stream in the threads that read.
 
 use std::os::unix::net::UnixStream;
 use std::sync::mpsc::Receiver;
@@ -17,8 +17,8 @@ const MAX_ATTEMPTS: u32 = 3;
 /// Growth of a worker's memory since its first samples from which on it counts as a leak, if the memory has doubled.
 const MAX_GROWTH_BYTES: u64 = 1 << 30;
 
-/// The thread of one worker.
-pub(crate) struct WorkerThread {
+/// A worker, whose process is started with the first samples.
+pub(crate) struct Worker {
     server: Arc<LoaderServer>,
     package: PythonPackage,
     /// Bytes of a sample.
@@ -53,10 +53,9 @@ impl From<LoaderError> for ReadFailure {
     }
 }
 
-impl WorkerThread {
+impl Worker {
     pub(crate) fn new(server: Arc<LoaderServer>, package: PythonPackage) -> Self {
-        let widths = package.inputs().iter().map(millrace_data::SampleInput::bytes);
-        let sample_bytes = widths.fold(0_usize, usize::saturating_add);
+        let sample_bytes = package.input_bytes().fold(0_usize, usize::saturating_add);
         Self { server, package, sample_bytes, process: None }
     }
 
