@@ -196,7 +196,7 @@ def _describe(
     count = None
     if _is_stream(source):
         # Iterating may change a dataset.
-        copies = [_created(dataset) if pickled is None else pickle.loads(pickled) for _ in range(2)]
+        copies = [source, _created(dataset)] if pickled is None else [pickle.loads(pickled) for _ in range(2)]
         (first, second), (again, _) = (_first_samples(copy) for copy in copies)
     elif not _has_numbers(source):
         raise UnsupportedDatasetError(
