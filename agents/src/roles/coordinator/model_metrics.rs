@@ -57,7 +57,8 @@ impl ModelMetrics {
         Self { model, batch, eval_batch, predicts_classes, metrics, entity_classes }
     }
 
-    /// Returns the metrics of a training step from their sums, with their names. Only graph documents have any.
+    /// Returns the metrics of a training step from their sums, with their names; none without sums. Only graph
+    /// documents have any.
     pub fn of_step(&self, sums: &[f64]) -> Vec<(String, f64)> {
         let is_reported = self.model.compute_eval_metrics && self.model.graph.is_some();
         if is_reported { self.means("train", sums, self.batch) } else { Vec::new() }
@@ -230,6 +231,7 @@ mod tests {
         let expected =
             named(&[("eval/perplexity", 1.0), ("eval/accuracy", 0.5), ("eval/parts.0", 1.0), ("eval/parts.1", 4.0)]);
         assert_eq!(metrics.of_evaluation(&evaluation), expected);
+        assert_eq!(metrics.of_step(&[]), []);
         metrics.model = decoder();
         assert_eq!(metrics.of_step(&sums), []);
     }

@@ -292,8 +292,7 @@ impl Reporter {
         if rates.rate == 0.0 && self.progress.running {
             rates.rate = samples as f64 / seconds.max(f64::MIN_POSITIVE);
         }
-        let metrics = if metrics.is_empty() { Vec::new() } else { self.model_metrics.of_step(metrics) };
-        self.files.step(record, &metrics, seconds, rates);
+        self.files.step(record, &self.model_metrics.of_step(metrics), seconds, rates);
     }
 
     /// Returns the loss with the scaling of the params.
