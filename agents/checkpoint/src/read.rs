@@ -8,7 +8,6 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 use millrace_emulator::graph::TensorId;
-use millrace_emulator::numerics::little_endian;
 use millrace_emulator::plan::{ChunkId, GroupId, StateShape};
 use serde::Serialize;
 
@@ -344,7 +343,9 @@ fn read_f32(file: &File, mut offset: u64, out: &mut [f32]) -> io::Result<Digest>
         let bytes = &mut block[..part.len() * 4];
         file.read_exact_at(bytes, offset)?;
         hasher.update(bytes);
-        little_endian::read_f32(bytes, part);
+        for (value, bytes) in part.iter_mut().zip(bytes.as_chunks::<4>().0) {
+            *value = f32::from_le_bytes(*bytes);
+        }
         offset += bytes.len() as u64;
     }
     Ok(Digest::finish(&hasher))

@@ -11,7 +11,6 @@
 
 pub mod bf16;
 pub mod init;
-pub mod little_endian;
 pub mod profile;
 pub mod random;
 
