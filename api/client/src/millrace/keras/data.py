@@ -33,7 +33,7 @@ class Structure:
     def assembled(self, batch: Sequence[Any]) -> tuple[Any, Any]:
         """Return x and y of a batch, whose tensors have the order of `names`."""
         tensors = dict(zip(self.names(), batch, strict=True))
-        return _filled(self.x, tensors), _filled(self.y, tensors)
+        return _replace_by_tensors(self.x, tensors), _replace_by_tensors(self.y, tensors)
 
 
 def read(data: Any) -> tuple[Structure, dict[str, torch.Tensor]]:
@@ -46,17 +46,17 @@ def read(data: Any) -> tuple[Structure, dict[str, torch.Tensor]]:
         what = "with weights of samples are" if len(given) == 3 else f"of {len(given)} parts are"
         raise UnsupportedDataError(f"data {what} not supported: give (x, y)")
     arrays: dict[str, torch.Tensor] = {}
-    parts = [_named(part, name, arrays) for part, name in zip(given, ("x", "y"), strict=False)]
+    parts = [_replace_by_names(part, name, arrays) for part, name in zip(given, ("x", "y"), strict=False)]
     return Structure(*parts), arrays_of(arrays)
 
 
-def _named(part: Any, name: str, arrays: dict[str, torch.Tensor]) -> Any:
+def _replace_by_names(part: Any, name: str, arrays: dict[str, torch.Tensor]) -> Any:
     """Return a part of data with names in place of its arrays, which are added to `arrays`."""
     if isinstance(part, Mapping):
         prefix = "" if name == "x" else f"{name}_"
-        return {key: _named(item, f"{prefix}{key}", arrays) for key, item in part.items()}
+        return {key: _replace_by_names(item, f"{prefix}{key}", arrays) for key, item in part.items()}
     if isinstance(part, list | tuple) and any(hasattr(item, "shape") for item in part):
-        return [_named(item, f"{name}_{at}", arrays) for at, item in enumerate(part)]
+        return [_replace_by_names(item, f"{name}_{at}", arrays) for at, item in enumerate(part)]
     if part is None:
         return None
     if name in arrays:
@@ -92,11 +92,11 @@ def _leaves(part: Any) -> list[str]:
     return [name for item in items for name in _leaves(item)]
 
 
-def _filled(part: Any, tensors: Mapping[str, Any]) -> Any:
+def _replace_by_tensors(part: Any, tensors: Mapping[str, Any]) -> Any:
     if part is None:
         return None
     if isinstance(part, str):
         return tensors[part]
     if isinstance(part, Mapping):
-        return {key: _filled(item, tensors) for key, item in part.items()}
-    return [_filled(item, tensors) for item in part]
+        return {key: _replace_by_tensors(item, tensors) for key, item in part.items()}
+    return [_replace_by_tensors(item, tensors) for item in part]

@@ -25,7 +25,7 @@ class Uniform:
 
 
 @dataclass(frozen=True)
-class Kept:
+class DropoutMask:
     """A random mask that is false with the probability `rate`."""
 
     rate: float
@@ -36,20 +36,20 @@ class Kept:
         return F.dropout(torch.ones([*self.shape]), self.rate) * (1.0 - self.rate)
 
 
-def is_host(value: Any) -> bool:
+def is_numpy(value: Any) -> bool:
     """Return whether a value is an array of NumPy."""
     return isinstance(value, np.ndarray)
 
 
 def tensor(value: Any) -> torch.Tensor:
     """Return a value as a tensor."""
-    if isinstance(value, Kept):
+    if isinstance(value, DropoutMask):
         return value.numbers()
     if isinstance(value, Uniform):
         raise UnsupportedModelError("random numbers other than those of dropout")
     if isinstance(value, torch.Tensor):
         return value
-    if not is_host(value):
+    if not is_numpy(value):
         raise UnsupportedModelError("elements that are moved from a sample to another")
     if value.dtype == object:
         if value.shape == ():
@@ -62,12 +62,12 @@ def tensor(value: Any) -> torch.Tensor:
 
 def number(value: Any) -> Any:
     """Return an array of one number as a number, anything else as it is."""
-    return value.item() if is_host(value) and value.shape == () else value
+    return value.item() if is_numpy(value) and value.shape == () else value
 
 
 def sizes(value: Any) -> list[Any]:
     """Return an array of sizes or axes as a list."""
-    if not is_host(value):
+    if not is_numpy(value):
         raise UnsupportedModelError("a size or an axis that depends on data: use fixed ones")
     return [item if isinstance(item, torch.SymInt) else int(item) for item in value.reshape(-1).tolist()]
 

@@ -65,7 +65,7 @@ class JaxNetwork(Network):
         batch: Any,
         outer: tuple[str, tuple[str, int] | None] = ("", None),
     ) -> list[Any]:
-        """Return the outputs of a jaxpr for inputs. `outer` are path and place of its call."""
+        """Return the outputs of a jaxpr for inputs. `outer` are the path and the source line of its call."""
         values: dict[Any, Any] = dict(zip(jaxpr.constvars, (_array(item) for item in consts), strict=True))
         values.update(zip(jaxpr.invars, inputs, strict=True))
 
@@ -82,33 +82,33 @@ class JaxNetwork(Network):
     ) -> Sequence[Any]:
         name, path = equation.primitive.name, _path(equation, outer[0])
         # JAX traces a function once: the lines in it may be those of an earlier call.
-        place = outer[1] or _place(equation)
+        source_line = outer[1] or _source_line(equation)
         named = NAMED.get(str(equation.params.get("name")).split(" ")[0])
         inner = next((equation.params[key] for key in INNER if key in equation.params), None)
-        where = path if place is None else f"{path} ({place[0]}:{place[1]})"
+        where = path if source_line is None else f"{path} ({source_line[0]}:{source_line[1]})"
         if name in CONTROL_FLOW:
             raise UnsupportedModelError(
                 f"{where}: a branch or a loop of JAX ({name}): use keras.ops.where, or a loop of Python"
             )
         if inner is not None and named is None:
             jaxpr, consts = (inner.jaxpr, inner.consts) if hasattr(inner, "jaxpr") else (inner, ())
-            return self.compute(jaxpr, consts, inputs, batch, (path, place))
+            return self.compute(jaxpr, consts, inputs, batch, (path, source_line))
         compute = named or PRIMITIVES.get(name)
         if compute is None:
-            raise UnsupportedModelError(f"{where}: {_message(name)}")
+            raise UnsupportedModelError(f"{where}: {_unsupported_message(name)}")
         function = compute
 
         def call() -> Any:
             return function(Equation(equation, inputs, batch))
 
         try:
-            result = self.within(path, place, call)
+            result = self.compute_in_scope(path, source_line, call)
         except UnsupportedModelError as error:
             raise UnsupportedModelError(f"{where}: {name} of JAX: {error}") from error
         return result if isinstance(result, list) else [result]
 
 
-def _message(name: str) -> str:
+def _unsupported_message(name: str) -> str:
     advice = ": use dropout, the only random operator that is supported" if name.startswith("random") else ""
     return f"the primitive {name} of JAX is not supported{advice}"
 
@@ -121,7 +121,7 @@ def _path(equation: Any, outer: str) -> str:
     return "/".join(part for part in (outer, str(equation.source_info.name_stack)) if part)
 
 
-def _place(equation: Any) -> tuple[str, int] | None:
+def _source_line(equation: Any) -> tuple[str, int] | None:
     found = equation.source_info.traceback
     frames = [] if found is None else [(frame.file_name, frame.line_num) for frame in found.frames]
     return user_frame(frames[::-1])
@@ -183,8 +183,8 @@ def _jaxpr(
         raise
     except Exception as error:
         frames = [(item.filename, item.lineno or 0) for item in traceback.extract_tb(error.__traceback__)]
-        place = user_frame(frames)
-        where = "" if place is None else f"{place[0]}:{place[1]}: "
+        source_line = user_frame(frames)
+        where = "" if source_line is None else f"{source_line[0]}:{source_line[1]}: "
         reason = next(
             (line for line in str(error).strip().splitlines() if line.strip()), type(error).__name__
         )
@@ -197,7 +197,7 @@ def _named_functions() -> Iterator[None]:
     nn = keras.src.backend.nn
     with contextlib.ExitStack() as stack:
         for name, is_supported in _IS_SUPPORTED.items():
-            stack.enter_context(models.replaced(nn, name, _named(name, getattr(nn, name), is_supported)))
+            stack.enter_context(models.replaced(nn, name, _with_name(name, getattr(nn, name), is_supported)))
         yield
 
 
@@ -218,7 +218,9 @@ _IS_SUPPORTED: dict[str, Callable[..., bool]] = {
 """Functions of Keras that a graph has as a whole, and whether it has them with these arguments."""
 
 
-def _named(name: str, function: Callable[..., Any], is_supported: Callable[..., bool]) -> Callable[..., Any]:
+def _with_name(
+    name: str, function: Callable[..., Any], is_supported: Callable[..., bool]
+) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Any:
         if not is_supported(*args, **kwargs):
             return function(*args, **kwargs)

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812
 
-from millrace.keras.host import is_host, number, tensor
+from millrace.keras.host import is_numpy, number, tensor
 from millrace.torch.operands import UnsupportedModelError
 from millrace.torch.operators.registry import registers_in
 
@@ -77,7 +77,7 @@ def dtype_of(given: Any) -> torch.dtype:
 def _unary(function: Callable[[torch.Tensor], torch.Tensor], of_array: Any = None) -> Translation:
     def translation(e: Equation) -> Any:
         x = e.inputs[0]
-        return np.asarray(of_array(x)) if is_host(x) and of_array else function(tensor(x))
+        return np.asarray(of_array(x)) if is_numpy(x) and of_array else function(tensor(x))
 
     return translation
 
@@ -120,11 +120,11 @@ def _binary(
 ) -> Translation:
     def translation(e: Equation) -> Any:
         left, right = e.inputs
-        if is_host(left) and is_host(right):
+        if is_numpy(left) and is_numpy(right):
             return np.asarray((of_arrays or function)(left, right))
         if of_arrays is None:
             left, right = (number(item) for item in (left, right))
-        left, right = (tensor(item) if is_host(item) else item for item in (left, right))
+        left, right = (tensor(item) if is_numpy(item) else item for item in (left, right))
         return function(left, right)
 
     return translation
@@ -155,11 +155,11 @@ PRIMITIVES.update(BINARY)
 @translates("div")
 def _quotient(e: Equation) -> Any:
     left, right = e.inputs
-    if is_host(left) and is_host(right):
+    if is_numpy(left) and is_numpy(right):
         is_whole = np.dtype(e.outputs[0].aval.dtype).kind in "iu"
         return np.asarray(left // right if is_whole else left / right)
     left, right = (number(item) for item in (left, right))
-    left, right = (tensor(item) if is_host(item) else item for item in (left, right))
+    left, right = (tensor(item) if is_numpy(item) else item for item in (left, right))
     if np.dtype(e.outputs[0].aval.dtype).kind in "iu":
         return torch.div(left, right, rounding_mode="trunc")
     return left / right
@@ -168,24 +168,24 @@ def _quotient(e: Equation) -> Any:
 @translates("integer_pow")
 def _integer_power(e: Equation) -> Any:
     x = e.inputs[0]
-    return x ** e.params["y"] if is_host(x) else torch.pow(tensor(x), e.params["y"])
+    return x ** e.params["y"] if is_numpy(x) else torch.pow(tensor(x), e.params["y"])
 
 
 @translates("copy", "copy_p", "optimization_barrier", "reduce_precision")
-def _same(e: Equation) -> Any:
+def _identity(e: Equation) -> Any:
     return e.inputs[0] if len(e.inputs) == 1 else list(e.inputs)
 
 
 @translates("stop_gradient")
 def _stop_gradient(e: Equation) -> Any:
     x = e.inputs[0]
-    return x if is_host(x) or e.is_within(LIBRARY_FILES) else x.detach()
+    return x if is_numpy(x) or e.is_within(LIBRARY_FILES) else x.detach()
 
 
 @translates("convert_element_type")
 def _cast(e: Equation) -> Any:
     x, dtype = e.inputs[0], np.dtype(e.params["new_dtype"])
-    if is_host(x):
+    if is_numpy(x):
         return x if x.dtype == object else x.astype(dtype)
     return x.to(dtype_of(dtype))
 
@@ -200,9 +200,9 @@ def _select(e: Equation) -> Any:
     condition, *cases = e.inputs
     if len(cases) != 2:
         raise UnsupportedModelError("a choice of more than two: use keras.ops.where")
-    if is_host(condition) and condition.shape == ():
+    if is_numpy(condition) and condition.shape == ():
         return cases[int(condition)]
-    if all(is_host(item) for item in e.inputs):
+    if all(is_numpy(item) for item in e.inputs):
         return np.where(condition, cases[1], cases[0])
     return torch.where(tensor(condition), tensor(cases[1]), tensor(cases[0]))
 
@@ -216,7 +216,7 @@ def _clamp(e: Equation) -> Any:
 def _reduction(name: str) -> Translation:
     def translation(e: Equation) -> Any:
         x, axes = e.inputs[0], list(e.params["axes"])
-        if is_host(x):
+        if is_numpy(x):
             function = {"amax": "max", "amin": "min"}.get(name, name)
             return np.asarray(getattr(np, function)(x, axis=tuple(axes)))
         if not axes:

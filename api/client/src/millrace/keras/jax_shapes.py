@@ -8,7 +8,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812
 
-from millrace.keras.host import is_host, number, tensor
+from millrace.keras.host import is_numpy, number, tensor
 from millrace.keras.jax_primitives import Equation, dtype_of, translates
 from millrace.torch.operands import UnsupportedModelError
 
@@ -18,11 +18,11 @@ def _broadcast(e: Equation) -> Any:
     x, shape = e.inputs[0], e.sizes(e.params["shape"])
     dims = list(e.params["broadcast_dimensions"])
     is_fixed = all(isinstance(size, int) for size in shape)
-    if is_host(x) and (is_fixed or x.dtype == object):
-        places: list[Any] = [1] * len(shape)
+    if is_numpy(x) and (is_fixed or x.dtype == object):
+        sizes: list[Any] = [1] * len(shape)
         for at, size in zip(dims, x.shape, strict=True):
-            places[at] = size
-        return np.broadcast_to(x.reshape(places), shape)
+            sizes[at] = size
+        return np.broadcast_to(x.reshape(sizes), shape)
     x = tensor(x)
     wide: list[Any] = [1] * len(shape)
     for at, size in zip(dims, x.shape, strict=True):
@@ -48,26 +48,26 @@ def _squeeze(e: Equation) -> Any:
 def _expand_dims(e: Equation) -> Any:
     x = e.inputs[0]
     for at in sorted(e.params["dimensions"]):
-        x = np.expand_dims(x, at) if is_host(x) else x.unsqueeze(at)
+        x = np.expand_dims(x, at) if is_numpy(x) else x.unsqueeze(at)
     return x
 
 
 @translates("transpose")
 def _transpose(e: Equation) -> Any:
     x, order = e.inputs[0], e.params["permutation"]
-    return np.transpose(x, order) if is_host(x) else x.permute(order)
+    return np.transpose(x, order) if is_numpy(x) else x.permute(order)
 
 
 @translates("rev")
 def _reverse(e: Equation) -> Any:
     x, dims = e.inputs[0], list(e.params["dimensions"])
-    return np.flip(x, tuple(dims)) if is_host(x) else x.flip(dims)
+    return np.flip(x, tuple(dims)) if is_numpy(x) else x.flip(dims)
 
 
 @translates("concatenate")
 def _concatenate(e: Equation) -> Any:
     axis = e.params["dimension"]
-    if all(is_host(item) for item in e.inputs):
+    if all(is_numpy(item) for item in e.inputs):
         return np.concatenate(e.inputs, axis)
     return torch.cat([tensor(item) for item in e.inputs], axis)
 
@@ -75,7 +75,7 @@ def _concatenate(e: Equation) -> Any:
 @translates("stack")
 def _stack(e: Equation) -> Any:
     axis = e.params.get("axis", e.params.get("dimension", 0))
-    if all(is_host(item) for item in e.inputs):
+    if all(is_numpy(item) for item in e.inputs):
         return np.stack(e.inputs, axis)
     return torch.stack([tensor(item) for item in e.inputs], axis)
 
@@ -93,11 +93,11 @@ def _split(e: Equation) -> Any:
 @translates("iota")
 def _iota(e: Equation) -> Any:
     shape, at = e.sizes(e.params["shape"]), e.params["dimension"]
-    places = [size if axis == at else 1 for axis, size in enumerate(shape)]
+    sizes = [size if axis == at else 1 for axis, size in enumerate(shape)]
     if all(isinstance(size, int) for size in shape):
-        row = np.arange(shape[at], dtype=np.dtype(e.params["dtype"])).reshape(places)
+        row = np.arange(shape[at], dtype=np.dtype(e.params["dtype"])).reshape(sizes)
         return np.broadcast_to(row, shape)
-    return torch.arange(shape[at], dtype=dtype_of(e.params["dtype"])).reshape(places).expand(shape)
+    return torch.arange(shape[at], dtype=dtype_of(e.params["dtype"])).reshape(sizes).expand(shape)
 
 
 @translates("pad")
@@ -106,14 +106,14 @@ def _pad(e: Equation) -> Any:
     amounts = [(e.size(low), e.size(high), e.size(inner)) for low, high, inner in e.params["padding_config"]]
     for axis, (_, _, inner) in enumerate(amounts):
         if inner:
-            x = spread(x, axis, inner + 1)
+            x = dilate(x, axis, inner + 1)
     flat = [amount for low, high, _ in reversed(amounts) for amount in (low, high)]
     while flat and all(isinstance(item, int) and item == 0 for item in flat[-2:]):
         flat = flat[:-2]
     return F.pad(x, flat, value=fill) if flat else x
 
 
-def spread(x: torch.Tensor, axis: int, step: int) -> torch.Tensor:
+def dilate(x: torch.Tensor, axis: int, step: int) -> torch.Tensor:
     """Return a tensor with zeros between the elements of a dimension, `step` - 1 each."""
     if step == 1:
         return x
@@ -143,11 +143,11 @@ def _dynamic_slice(e: Equation) -> Any:
     for start, count, size in zip(e.inputs[1 : 1 + len(counts)], counts, x.shape, strict=True):
         if count is size or not isinstance(count, int) or count == size:
             index.append(slice(None))
-        elif is_host(start):
+        elif is_numpy(start):
             first = min(max(int(start), 0), size - count)
             index.append(slice(first, first + count))
         else:
-            raise UnsupportedModelError("a part whose place depends on data: use keras.ops.take")
+            raise UnsupportedModelError("a slice whose start depends on data: use keras.ops.take")
     return x[tuple(index)]
 
 
@@ -157,8 +157,8 @@ def _gather(e: Equation) -> Any:
     numbers, counts = e.params["dimension_numbers"], e.sizes(e.params["slice_sizes"])
     collapsed, mapped = list(numbers.collapsed_slice_dims), list(numbers.start_index_map)
     x = tensor(x)
-    if is_host(indices) and indices.ndim == 1 and not numbers.operand_batching_dims:
-        # A part at a fixed place.
+    if is_numpy(indices) and indices.ndim == 1 and not numbers.operand_batching_dims:
+        # A slice with a fixed start.
         for axis, start in zip(mapped, indices.tolist(), strict=True):
             x = x.narrow(axis, min(max(int(start), 0), x.shape[axis] - counts[axis]), counts[axis])
         return x.reshape([size for at, size in enumerate(x.shape) if at not in collapsed])
@@ -172,13 +172,13 @@ def _gather(e: Equation) -> Any:
     # The dimensions of the indices are where those of the elements are not.
     rank = len(e.outputs[0].aval.shape)
     of_indices = [at for at in range(rank) if at not in numbers.offset_dims]
-    places = tensor(indices)[..., 0].long()
+    positions = tensor(indices)[..., 0].long()
     if axis == 0 and x.dim() == 2:
-        found = F.embedding(places, x)
+        found = F.embedding(positions, x)
         at = 0
     else:
-        found, at = x[(slice(None),) * axis + (places,)], axis
-    wanted = list(range(at, at + places.dim()))
+        found, at = x[(slice(None),) * axis + (positions,)], axis
+    wanted = list(range(at, at + positions.dim()))
     return found if of_indices == wanted else found.movedim(wanted, of_indices)
 
 
@@ -226,7 +226,7 @@ def _convolution(e: Equation) -> Any:
         raise UnsupportedModelError("a convolution with groups of samples")
     image, weight = x.permute(numbers.lhs_spec), kernel.permute(numbers.rhs_spec)
     for axis, step in enumerate(e.params["lhs_dilation"], 2):
-        image = spread(image, axis, step)
+        image = dilate(image, axis, step)
     amounts = [(e.size(low), e.size(high)) for low, high in e.params["padding"]]
     borders = [amount for pair in reversed(amounts) for amount in pair]
     image = F.pad(image, borders) if any(borders) else image

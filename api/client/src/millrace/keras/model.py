@@ -171,10 +171,10 @@ def _rejected(name: str) -> Callable[..., Any]:
         frames = traceback.walk_stack(None)
         owners = (frame.f_locals.get("self") for frame, _ in frames)
         layer = next((item for item in owners if isinstance(item, keras.layers.Layer)), None)
-        place = user_frame([(item.filename, item.lineno or 0) for item in traceback.extract_stack()])
+        source_line = user_frame([(item.filename, item.lineno or 0) for item in traceback.extract_stack()])
         where = "the model" if layer is None else f"the layer {layer.path or layer.name}"
-        if layer is not None and not _is_of_keras(type(layer)) and place:
-            where += f" ({place[0]}:{place[1]})"
+        if layer is not None and not _is_of_keras(type(layer)) and source_line:
+            where += f" ({source_line[0]}:{source_line[1]})"
         raise UnsupportedModelError(
             f"{where} uses random numbers (keras.random.{name}): use Dropout, the only random layer that is "
             "supported"

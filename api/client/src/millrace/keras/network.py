@@ -32,23 +32,25 @@ class Network(torch.nn.Module):
             parameter = torch.nn.Parameter(weight.read(), requires_grad=weight.is_trained)
             self.register_parameter(weight.name, parameter)
         # PyTorch records modules only that exist before.
-        self.scopes = torch.nn.ModuleDict({_key(path): _Scope() for path in paths})
+        self.scopes = torch.nn.ModuleDict({_scope_name(path): _Scope() for path in paths})
 
     def values(self) -> list[torch.Tensor]:
         """Return the parameters with the dimensions of the variables, in the order of `weights`."""
         return [weight.restored(getattr(self, weight.name)) for weight in self.weights]
 
-    def within(self, path: str, place: tuple[str, int] | None, call: Callable[[], Any]) -> Any:
-        """Compute a part of the model; its operators have this path, and the place of the user's code."""
-        scope: Any = self.scopes[_key(path)] if _key(path) in self.scopes else _Scope()
-        return scope(call if place is None else _placed(call, *place))
+    def compute_in_scope(
+        self, path: str, source_line: tuple[str, int] | None, call: Callable[[], Any]
+    ) -> Any:
+        """Compute a part of the model; its operators have this path, and this line of the user's code."""
+        scope: Any = self.scopes[_scope_name(path)] if _scope_name(path) in self.scopes else _Scope()
+        return scope(call if source_line is None else _call_at_line(call, *source_line))
 
     @abstractmethod
     def forward(self, *batch: torch.Tensor) -> torch.Tensor:
         """Return the loss of a batch."""
 
 
-def _key(path: str) -> str:
+def _scope_name(path: str) -> str:
     return path.replace(".", "_") or "root"
 
 
@@ -60,8 +62,8 @@ class _Scope(torch.nn.Module):
         return call()
 
 
-def _placed(call: Callable[[], Any], file: str, line: int) -> Callable[[], Any]:
-    """Return a function that seems to be at a place of the user's code, for what PyTorch records.
+def _call_at_line(call: Callable[[], Any], file: str, line: int) -> Callable[[], Any]:
+    """Return a function that calls `call` from this line of the user's code, for what PyTorch records.
 
     It records functions of this name only.
     """

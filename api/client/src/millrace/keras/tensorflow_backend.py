@@ -70,7 +70,7 @@ class GraphNetwork(Network):
         for variable, op in _changed_variables(function.graph, _resources(function)):
             if not is_ignored(variable):
                 raise UnsupportedModelError(
-                    f"{self._where(op)}: the state {variable.name} is changed: use layers and functions "
+                    f"{self._location(op)}: the state {variable.name} is changed: use layers and functions "
                     "without a state"
                 )
 
@@ -78,9 +78,9 @@ class GraphNetwork(Network):
         """Return the loss of a batch."""
         function, _ = self._computation
         values = zip(self.weights, self.values(), strict=True)
-        by_variable = {id(_of_tensorflow(weight.variable)): value for weight, value in values}
+        by_variable = {id(_tensorflow_variable(weight.variable)): value for weight, value in values}
         captured = [
-            _captured(item, variable, by_variable)
+            _captured_value(item, variable, by_variable)
             for item, variable in zip(function.captured_inputs, variables_of(function), strict=True)
         ]
         results = self.compute(function.graph, [*batch, *captured])
@@ -105,21 +105,21 @@ class GraphNetwork(Network):
             return self.compute(_called(op), inputs)
         translation = OPERATORS.get(op.type)
         if translation is None:
-            raise UnsupportedModelError(f"{self._where(op)}: {_message(op.type)}")
+            raise UnsupportedModelError(f"{self._location(op)}: {_unsupported_message(op.type)}")
 
         def call() -> Any:
             return translation(_Arguments(op, inputs))
 
         try:
-            result = self.within(_path(op, self._computation[1]), _place(op), call)
+            result = self.compute_in_scope(_path(op, self._computation[1]), _source_line(op), call)
         except UnsupportedModelError as error:
-            raise UnsupportedModelError(f"{self._where(op)}: {op.type} of TensorFlow: {error}") from error
+            raise UnsupportedModelError(f"{self._location(op)}: {op.type} of TensorFlow: {error}") from error
         return result if isinstance(result, list) else [result]
 
-    def _where(self, op: Any) -> str:
+    def _location(self, op: Any) -> str:
         """Return where the user's code has an operator: layer or scope, file and line."""
-        path, place = _path(op, self._computation[1]) or op.name, _place(op)
-        return path if place is None else f"{path} ({place[0]}:{place[1]})"
+        path, source_line = _path(op, self._computation[1]) or op.name, _source_line(op)
+        return path if source_line is None else f"{path} ({source_line[0]}:{source_line[1]})"
 
 
 class _Arguments(Function):
@@ -144,7 +144,7 @@ class _Arguments(Function):
         return np.asarray(tf.make_ndarray(self._op.get_attr("value")))
 
 
-def _place(op: Any) -> tuple[str, int] | None:
+def _source_line(op: Any) -> tuple[str, int] | None:
     return user_frame([(frame.filename, frame.lineno) for frame in op.traceback or ()])
 
 
@@ -153,7 +153,7 @@ def _called(op: Any) -> Any:
     return op.graph._get_function(op.get_attr("f").name).graph
 
 
-def _of_tensorflow(variable: Any) -> Any:
+def _tensorflow_variable(variable: Any) -> Any:
     """Return the variable of TensorFlow that a variable of Keras has."""
     return getattr(variable, "_value", variable)
 
@@ -173,7 +173,7 @@ def _resources(function: Any) -> list[Any]:
     return [None] * (len(function.graph.inputs) - len(captures)) + captures
 
 
-def _captured(item: Any, variable: Any, by_variable: Mapping[int, Any]) -> Any:
+def _captured_value(item: Any, variable: Any, by_variable: Mapping[int, Any]) -> Any:
     """Return what a captured input is: a parameter, or the elements of another variable or tensor."""
     if variable is not None:
         value = by_variable.get(id(variable))
@@ -185,7 +185,7 @@ def _captured(item: Any, variable: Any, by_variable: Mapping[int, Any]) -> Any:
     return np.asarray(item.numpy())
 
 
-def _message(kind: str) -> str:
+def _unsupported_message(kind: str) -> str:
     if kind in CONTROL_FLOW:
         return (
             "a branch or a loop of TensorFlow, which depends on data: use tf.where, or a loop of Python; for "
@@ -251,8 +251,8 @@ def concrete_function(function: Any, arrays: Mapping[str, torch.Tensor]) -> Any:
     except Exception as error:
         frames = [(item.filename, item.lineno or 0) for item in traceback.extract_tb(error.__traceback__)]
         reason, frames = _reason(error, frames)
-        place = user_frame(frames)
-        where = "" if place is None else f"{place[0]}:{place[1]}: "
+        source_line = user_frame(frames)
+        where = "" if source_line is None else f"{source_line[0]}:{source_line[1]}: "
         raise UnsupportedModelError(f"{where}TensorFlow can't trace the function ({reason})") from error
 
 
@@ -277,7 +277,7 @@ def network_of_model(
     paths: dict[str, str] = {}
     call = keras.layers.Layer.__call__
 
-    def within(layer: Any, *args: Any, **kwargs: Any) -> Any:
+    def call_layer(layer: Any, *args: Any, **kwargs: Any) -> Any:
         before = {op.name for op in tf.compat.v1.get_default_graph().get_operations()}
         outputs = call(layer, *args, **kwargs)
         for op in tf.compat.v1.get_default_graph().get_operations():
@@ -288,9 +288,9 @@ def network_of_model(
     def function(*batch: Any) -> Any:
         return loss(*structure.assembled(batch))
 
-    with models.tracing(loss.model), models.replaced(keras.layers.Layer, "__call__", within):
+    with models.tracing(loss.model), models.replaced(keras.layers.Layer, "__call__", call_layer):
         concrete = concrete_function(tf.function(function, autograph=False), arrays)
     # Seeds and metrics change; nothing else may.
     states = [item for item in loss.model.weights if "seed_generator_state" not in item.path]
-    kept = {id(_of_tensorflow(item)) for item in states}
+    kept = {id(_tensorflow_variable(item)) for item in states}
     return GraphNetwork(concrete, weights, lambda variable: id(variable) not in kept, paths)

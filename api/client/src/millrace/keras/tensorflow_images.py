@@ -10,7 +10,7 @@ import torch.nn.functional as F  # noqa: N812
 
 from millrace.keras.host import sizes, tensor
 from millrace.keras.tensorflow_operators import Function, translates
-from millrace.keras.tensorflow_shapes import Spread
+from millrace.keras.tensorflow_shapes import SpaceToBatch
 from millrace.torch.operands import UnsupportedModelError
 
 
@@ -22,7 +22,7 @@ def _channels_last(x: torch.Tensor) -> torch.Tensor:
     return x.permute(0, 2, 3, 1)
 
 
-def _of_image(f: Function, name: str) -> list[int]:
+def _height_and_width(f: Function, name: str) -> list[int]:
     """Return an attribute with a number for each dimension, for height and width."""
     if f.attribute("data_format") != "NHWC":
         raise UnsupportedModelError("images with channels first: use channels last")
@@ -40,8 +40,8 @@ def _borders(
         amounts = list(f.attribute("explicit_paddings"))
         return [*amounts[4:6], *amounts[2:4]]
     found = []
-    for size, count, step, spread in zip(x.shape[1:3], kernel, stride, dilation, strict=True):
-        extent = (count - 1) * spread + 1
+    for size, count, step, gap in zip(x.shape[1:3], kernel, stride, dilation, strict=True):
+        extent = (count - 1) * gap + 1
         missing = max((-(-size // step) - 1) * step + extent - size, 0)
         found.append([missing // 2, missing - missing // 2])
     return [*found[1], *found[0]]
@@ -54,11 +54,11 @@ def _padded(x: torch.Tensor, borders: list[int], fill: float = 0.0) -> torch.Ten
 @translates("Conv2D")
 def _convolution(f: Function) -> Any:
     x, kernel = f.inputs[0], tensor(f.inputs[1])
-    stride, dilation = _of_image(f, "strides"), _of_image(f, "dilations")
-    if isinstance(x, Spread):
+    stride, dilation = _height_and_width(f, "strides"), _height_and_width(f, "dilations")
+    if isinstance(x, SpaceToBatch):
         groups = x.x.shape[3] // kernel.shape[2]
         image = F.conv2d(_channels_first(x.x), kernel.permute(3, 2, 0, 1), None, 1, 0, x.dilation, groups)
-        return Spread(_channels_last(image), x.dilation)
+        return SpaceToBatch(_channels_last(image), x.dilation)
     x = tensor(x)
     borders = _borders(f, x, kernel.shape[:2], stride, dilation)
     groups = x.shape[3] // kernel.shape[2]
@@ -69,7 +69,7 @@ def _convolution(f: Function) -> Any:
 @translates("DepthwiseConv2dNative")
 def _depthwise_convolution(f: Function) -> Any:
     x, kernel = (tensor(item) for item in f.inputs)
-    stride, dilation = _of_image(f, "strides"), _of_image(f, "dilations")
+    stride, dilation = _height_and_width(f, "strides"), _height_and_width(f, "dilations")
     height, width, channels, multiple = kernel.shape
     borders = _borders(f, x, (height, width), stride, dilation)
     weight = kernel.permute(2, 3, 0, 1).reshape(channels * multiple, 1, height, width)
@@ -80,7 +80,7 @@ def _depthwise_convolution(f: Function) -> Any:
 @translates("Conv2DBackpropInput")
 def _transposed_convolution(f: Function) -> Any:
     shape, kernel, x = sizes(f.inputs[0]), tensor(f.inputs[1]), tensor(f.inputs[2])
-    stride, dilation = _of_image(f, "strides"), _of_image(f, "dilations")
+    stride, dilation = _height_and_width(f, "strides"), _height_and_width(f, "dilations")
     weight = kernel.permute(3, 2, 0, 1)
     image = F.conv_transpose2d(_channels_first(x), weight, None, stride, 0, 0, 1, dilation)
     wanted = torch.empty(1, *shape[1:3], device="meta")
@@ -95,14 +95,14 @@ def _transposed_convolution(f: Function) -> Any:
 
 @translates("MaxPool", "MaxPoolV2")
 def _max_pool(f: Function) -> Any:
-    x, kernel, stride = tensor(f.inputs[0]), _of_image(f, "ksize"), _of_image(f, "strides")
+    x, kernel, stride = tensor(f.inputs[0]), _height_and_width(f, "ksize"), _height_and_width(f, "strides")
     borders = _borders(f, x, kernel, stride, (1, 1))
     return _channels_last(F.max_pool2d(_padded(_channels_first(x), borders, -torch.inf), kernel, stride))
 
 
 @translates("AvgPool")
 def _average_pool(f: Function) -> Any:
-    x, kernel, stride = tensor(f.inputs[0]), _of_image(f, "ksize"), _of_image(f, "strides")
+    x, kernel, stride = tensor(f.inputs[0]), _height_and_width(f, "ksize"), _height_and_width(f, "strides")
     borders = _borders(f, x, kernel, stride, (1, 1))
     mean = F.avg_pool2d(_padded(_channels_first(x), borders), kernel, stride)
     if any(borders):

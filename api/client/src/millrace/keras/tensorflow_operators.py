@@ -14,7 +14,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812
 
-from millrace.keras.host import Kept, Uniform, is_host, number, sizes, tensor
+from millrace.keras.host import DropoutMask, Uniform, is_numpy, number, sizes, tensor
 from millrace.torch.operands import UnsupportedModelError
 from millrace.torch.operators.registry import registers_in
 
@@ -54,7 +54,7 @@ def _constant(f: Function) -> Any:
 
 
 @translates(*("Identity", "PreventGradient", "EnsureShape", "CheckNumerics", "ReadVariableOp", "Snapshot"))
-def _same(f: Function) -> Any:
+def _identity(f: Function) -> Any:
     return f.inputs[0]
 
 
@@ -74,7 +74,7 @@ def _all_same(f: Function) -> Any:
 def _unary(function: Callable[[torch.Tensor], torch.Tensor], of_array: Any = None) -> Translation:
     def translation(f: Function) -> Any:
         value = f.inputs[0]
-        return of_array(value) if is_host(value) and of_array else function(tensor(value))
+        return of_array(value) if is_numpy(value) and of_array else function(tensor(value))
 
     return translation
 
@@ -117,12 +117,12 @@ def _binary(
 ) -> Translation:
     def translation(f: Function) -> Any:
         left, right = f.inputs
-        if is_host(left) and is_host(right):
+        if is_numpy(left) and is_numpy(right):
             return np.asarray((of_arrays or function)(left, right))
         if takes_numbers:
             left, right = (number(item) for item in (left, right))
         left, right = (
-            tensor(item) if is_host(item) or isinstance(item, Kept | Uniform) else item
+            tensor(item) if is_numpy(item) or isinstance(item, DropoutMask | Uniform) else item
             for item in (left, right)
         )
         return function(left, right)
@@ -178,9 +178,9 @@ def _random(name: str) -> Translation:
         if other == {"Mul": 1, "AddV2": 0}.get(name):
             return uniform
         if uniform is left and name == "GreaterEqual":
-            return Kept(float(other), uniform.shape)
+            return DropoutMask(float(other), uniform.shape)
         if uniform is left and name == "Less":
-            return Kept(1.0 - float(other), uniform.shape)
+            return DropoutMask(1.0 - float(other), uniform.shape)
         return plain(f)
 
     return translation
@@ -195,15 +195,15 @@ def _uniform(f: Function) -> Any:
 
 
 @translates("StatelessRandomGetKeyCounter")
-def _key(f: Function) -> Any:
+def _random_key(f: Function) -> Any:
     return [np.zeros(1), np.zeros(2)]
 
 
 @translates("Select", "SelectV2")
 def _select(f: Function) -> Any:
     condition, left, right = f.inputs
-    if isinstance(condition, Kept):
-        if not is_host(right) or right.any():
+    if isinstance(condition, DropoutMask):
+        if not is_numpy(right) or right.any():
             raise UnsupportedModelError("random numbers other than those of dropout")
         left = tensor(left)
         if len(condition.shape) == left.dim() and all(
@@ -211,9 +211,9 @@ def _select(f: Function) -> Any:
         ):
             return F.dropout(left * (1.0 - condition.rate), condition.rate)
         return left * condition.numbers()
-    if is_host(condition) and condition.shape == ():
+    if is_numpy(condition) and condition.shape == ():
         return left if bool(condition) else right
-    if all(is_host(item) for item in f.inputs):
+    if all(is_numpy(item) for item in f.inputs):
         return np.where(condition, left, right)
     if f.type == "Select" and len(condition.shape) == 1 and len(left.shape) > 1:
         condition = condition.reshape(-1, *(1 for _ in left.shape[1:]))
@@ -224,7 +224,7 @@ def _select(f: Function) -> Any:
 @translates("Cast")
 def _cast(f: Function) -> Any:
     value, dtype = f.inputs[0], f.attribute("DstT")
-    if is_host(value):
+    if is_numpy(value):
         return value if value.dtype == object else value.astype(dtype)
     kind = np.dtype(dtype)
     if kind.name == "bfloat16":
@@ -252,7 +252,7 @@ def _reduction(name: str) -> Translation:
     def translation(f: Function) -> Any:
         value, axes = f.inputs[0], sizes(f.inputs[1])
         keep = f.attribute("keep_dims")
-        if is_host(value):
+        if is_numpy(value):
             function = getattr(np, {"amax": "max", "amin": "min"}.get(name, name))
             return np.asarray(function(value, axis=tuple(axes), keepdims=keep))
         value = tensor(value)

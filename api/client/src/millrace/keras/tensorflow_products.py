@@ -8,7 +8,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812
 
-from millrace.keras.host import is_host, number, sizes, tensor
+from millrace.keras.host import is_numpy, number, sizes, tensor
 from millrace.keras.tensorflow_operators import Function, translates
 from millrace.torch.operands import UnsupportedModelError
 
@@ -68,25 +68,25 @@ def _gather(f: Function) -> Any:
     x, indices = f.inputs[:2]
     axis = int(number(f.inputs[2])) if len(f.inputs) > 2 else 0
     batch_dims = f.attribute("batch_dims") if f.type == "GatherV2" else 0
-    if is_host(x) and is_host(indices):
+    if is_numpy(x) and is_numpy(indices):
         return np.take(x, indices.astype(np.int64), axis=axis)
-    x, places = tensor(x), tensor(indices).long()
+    x, positions = tensor(x), tensor(indices).long()
     axis %= x.dim()
     if batch_dims:
-        if axis != batch_dims or places.dim() != axis + 1:
+        if axis != batch_dims or positions.dim() != axis + 1:
             raise UnsupportedModelError("tf.gather with batch_dims other than its axis")
         rest = x.shape[axis + 1 :]
-        places = places.reshape(*places.shape, *(1 for _ in rest)).expand(*places.shape, *rest)
-        return torch.gather(x, axis, places)
+        positions = positions.reshape(*positions.shape, *(1 for _ in rest)).expand(*positions.shape, *rest)
+        return torch.gather(x, axis, positions)
     if axis == 0 and x.dim() == 2:
-        return F.embedding(places, x)
-    if places.dim() == 0:
+        return F.embedding(positions, x)
+    if positions.dim() == 0:
         return (
             x.select(axis, int(number(indices)))
-            if is_host(indices)
-            else x.index_select(axis, places[None])[0]
+            if is_numpy(indices)
+            else x.index_select(axis, positions[None])[0]
         )
-    return x[(slice(None),) * axis + (places,)]
+    return x[(slice(None),) * axis + (positions,)]
 
 
 @translates("OneHot")

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812
 
-from millrace.keras.host import array, is_host, number, sizes, tensor
+from millrace.keras.host import array, is_numpy, number, sizes, tensor
 from millrace.keras.tensorflow_operators import Function, translates
 from millrace.torch.operands import UnsupportedModelError
 
@@ -43,18 +43,18 @@ def _broadcast_sizes(f: Function) -> Any:
 @translates("Reshape")
 def _reshape(f: Function) -> Any:
     value, shape = f.inputs[0], sizes(f.inputs[1])
-    return value.reshape(shape) if is_host(value) else tensor(value).reshape(shape)
+    return value.reshape(shape) if is_numpy(value) else tensor(value).reshape(shape)
 
 
 @translates("Transpose")
 def _transpose(f: Function) -> Any:
     value, order = f.inputs[0], sizes(f.inputs[1])
-    return value.transpose(order) if is_host(value) else tensor(value).permute(order)
+    return value.transpose(order) if is_numpy(value) else tensor(value).permute(order)
 
 
 @dataclass(frozen=True)
-class Spread:
-    """A tensor whose elements TensorFlow divides into several samples, to convolve them with a dilation."""
+class SpaceToBatch:
+    """A tensor whose elements TensorFlow distributes over more samples, to convolve them with a dilation."""
 
     x: torch.Tensor
     dilation: tuple[int, ...]
@@ -62,21 +62,21 @@ class Spread:
 
 
 @translates("SpaceToBatchND")
-def _spread(f: Function) -> Any:
+def _space_to_batch(f: Function) -> Any:
     value, block = tensor(f.inputs[0]), sizes(f.inputs[1])
     amounts = np.asarray(f.inputs[2]).tolist()
     flat = [0, 0] * (value.dim() - 1 - len(block)) + [
         int(item) for pair in reversed(amounts) for item in pair
     ]
-    return Spread(F.pad(value, flat), tuple(block))
+    return SpaceToBatch(F.pad(value, flat), tuple(block))
 
 
 @translates("BatchToSpaceND")
-def _gathered(f: Function) -> Any:
-    spread, block, crops = f.inputs[0], sizes(f.inputs[1]), np.asarray(f.inputs[2]).tolist()
-    if not isinstance(spread, Spread) or spread.dilation != tuple(block):
+def _batch_to_space(f: Function) -> Any:
+    divided, block, crops = f.inputs[0], sizes(f.inputs[1]), np.asarray(f.inputs[2]).tolist()
+    if not isinstance(divided, SpaceToBatch) or divided.dilation != tuple(block):
         raise UnsupportedModelError("elements that are moved from a sample to another")
-    value = spread.x
+    value = divided.x
     for axis, (before, after) in enumerate(crops, 1):
         value = value.narrow(axis, int(before), value.shape[axis] - int(before) - int(after))
     return value
@@ -85,17 +85,17 @@ def _gathered(f: Function) -> Any:
 @translates("ExpandDims")
 def _expand_dims(f: Function) -> Any:
     value, axis = f.inputs[0], int(number(f.inputs[1]))
-    if isinstance(value, Spread) and axis % (value.x.dim() + 1) == 1:
-        return Spread(value.x.unsqueeze(1), (1, *value.dilation))
-    return np.expand_dims(value, axis) if is_host(value) else tensor(value).unsqueeze(axis)
+    if isinstance(value, SpaceToBatch) and axis % (value.x.dim() + 1) == 1:
+        return SpaceToBatch(value.x.unsqueeze(1), (1, *value.dilation))
+    return np.expand_dims(value, axis) if is_numpy(value) else tensor(value).unsqueeze(axis)
 
 
 @translates("Squeeze")
 def _squeeze(f: Function) -> Any:
     value, axes = f.inputs[0], list(f.attribute("squeeze_dims"))
-    if isinstance(value, Spread) and [axis % value.x.dim() for axis in axes] == [1]:
-        return Spread(value.x.squeeze(1), value.dilation[1:])
-    if is_host(value):
+    if isinstance(value, SpaceToBatch) and [axis % value.x.dim() for axis in axes] == [1]:
+        return SpaceToBatch(value.x.squeeze(1), value.dilation[1:])
+    if is_numpy(value):
         return np.squeeze(value, tuple(axes) if axes else None)
     value = tensor(value)
     rank = value.dim()
@@ -107,7 +107,7 @@ def _squeeze(f: Function) -> Any:
 @translates("Pack")
 def _pack(f: Function) -> Any:
     axis = f.attribute("axis")
-    if all(is_host(item) for item in f.inputs):
+    if all(is_numpy(item) for item in f.inputs):
         if all(item.shape == () for item in f.inputs):
             found = np.stack(f.inputs, axis)
             return array(found.tolist()) if found.dtype == object else found
@@ -118,7 +118,7 @@ def _pack(f: Function) -> Any:
 @translates("Unpack")
 def _unpack(f: Function) -> Any:
     value, axis = f.inputs[0], f.attribute("axis")
-    if is_host(value):
+    if is_numpy(value):
         return list(np.moveaxis(value, axis, 0))
     return list(torch.unbind(tensor(value), axis))
 
@@ -127,7 +127,7 @@ def _unpack(f: Function) -> Any:
 def _concatenate(f: Function) -> Any:
     *items, axis = f.inputs
     axis = int(number(axis))
-    if all(is_host(item) for item in items):
+    if all(is_numpy(item) for item in items):
         return np.concatenate(items, axis)
     return torch.cat([tensor(item) for item in items], axis)
 
@@ -136,7 +136,7 @@ def _concatenate(f: Function) -> Any:
 def _split(f: Function) -> Any:
     axis, value = int(number(f.inputs[0])), f.inputs[1]
     parts = f.attribute("num_split")
-    if is_host(value):
+    if is_numpy(value):
         return np.split(value, parts, axis)
     value = tensor(value)
     return list(torch.split(value, value.shape[axis] // parts, axis))
@@ -158,7 +158,7 @@ def _slice(f: Function) -> Any:
         for start, count, size in zip(starts, counts, value.shape, strict=True)
     ]
     index = tuple(slice(start, end) for start, end in zip(starts, ends, strict=True))
-    return value[index] if is_host(value) else tensor(value)[index]
+    return value[index] if is_numpy(value) else tensor(value)[index]
 
 
 @translates("StridedSlice")
@@ -178,7 +178,7 @@ def _strided_slice(f: Function) -> Any:
             index.append(start)
         else:
             index.append(slice(None if begin & bit else start, None if end & bit else stop, step))
-    if is_host(value):
+    if is_numpy(value):
         return np.asarray(value[tuple(index)])
     return _indexed(tensor(value), index)
 
@@ -202,13 +202,13 @@ def _indexed(value: torch.Tensor, index: Sequence[Any]) -> torch.Tensor:
 @translates("Tile")
 def _tile(f: Function) -> Any:
     value, counts = f.inputs[0], sizes(f.inputs[1])
-    return np.tile(value, counts) if is_host(value) else tensor(value).repeat(counts)
+    return np.tile(value, counts) if is_numpy(value) else tensor(value).repeat(counts)
 
 
 @translates("BroadcastTo")
 def _broadcast(f: Function) -> Any:
     value, shape = f.inputs[0], sizes(f.inputs[1])
-    if is_host(value) and all(isinstance(size, int) for size in shape):
+    if is_numpy(value) and all(isinstance(size, int) for size in shape):
         return np.broadcast_to(value, shape)
     return tensor(value).expand(shape)
 

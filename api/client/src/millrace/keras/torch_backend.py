@@ -29,14 +29,14 @@ class TorchNetwork(Network):
         stateful = loss.model.non_trainable_variables
         call = keras.layers.Layer.__call__
 
-        def within(layer: Any, *args: Any, **kwargs: Any) -> Any:
-            return self.within(layer.path or layer.name, None, lambda: call(layer, *args, **kwargs))
+        def call_layer(layer: Any, *args: Any, **kwargs: Any) -> Any:
+            return self.compute_in_scope(layer.path or layer.name, None, lambda: call(layer, *args, **kwargs))
 
         with (
             keras.device("cpu"),
             models.tracing(loss.model, _dropout),
             models.named_forward(loss.user_functions()),
-            models.replaced(keras.layers.Layer, "__call__", within),
+            models.replaced(keras.layers.Layer, "__call__", call_layer),
             models.replaced(torch, "as_tensor", _as_tensor),
             keras.StatelessScope(mapping, collect_losses=True) as scope,
         ):

@@ -59,12 +59,12 @@ def write_arrays(arrays: Mapping[str, torch.Tensor], directory: Path) -> dict[st
         if not name.replace("_", "").replace(".", "").isalnum() or name.startswith("."):
             raise UnsupportedDataError(f"{name!r} is no name of an input: use letters, digits and _")
         path = directory / f"{name}.npy"
-        np.save(path, _stored(name, array.detach().cpu()))
+        np.save(path, _array_to_store(name, array.detach().cpu()))
         written[path.name] = path
     return written
 
 
-def _stored(name: str, array: torch.Tensor) -> np.ndarray[Any, Any]:
+def _array_to_store(name: str, array: torch.Tensor) -> np.ndarray[Any, Any]:
     """Return an array with a type that the appliance reads."""
     if array.dtype != torch.float32:
         array = _as_int32(name, array)

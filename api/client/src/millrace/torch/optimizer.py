@@ -36,18 +36,18 @@ class _Algorithm:
     """The values that other settings must have."""
 
 
-def _same(*names: str) -> dict[str, str]:
+def _same_names(*names: str) -> dict[str, str]:
     return {name: name for name in names}
 
 
 _ALGORITHMS: dict[type, _Algorithm] = {
-    torch.optim.AdamW: _Algorithm("AdamW", _same("betas", "eps"), {"amsgrad": False}),
-    torch.optim.Adam: _Algorithm("Adam", _same("betas", "eps"), {"amsgrad": False}),
-    torch.optim.SGD: _Algorithm("SGD", _same("momentum"), {"nesterov": False}),
-    torch.optim.RMSprop: _Algorithm("RMSprop", _same("alpha", "eps", "momentum", "centered")),
-    torch.optim.Adagrad: _Algorithm("Adagrad", _same("lr_decay", "initial_accumulator_value", "eps")),
-    torch.optim.NAdam: _Algorithm("NAdam", _same("betas", "eps", "momentum_decay")),
-    torch.optim.RAdam: _Algorithm("RAdam", _same("betas", "eps")),
+    torch.optim.AdamW: _Algorithm("AdamW", _same_names("betas", "eps"), {"amsgrad": False}),
+    torch.optim.Adam: _Algorithm("Adam", _same_names("betas", "eps"), {"amsgrad": False}),
+    torch.optim.SGD: _Algorithm("SGD", _same_names("momentum"), {"nesterov": False}),
+    torch.optim.RMSprop: _Algorithm("RMSprop", _same_names("alpha", "eps", "momentum", "centered")),
+    torch.optim.Adagrad: _Algorithm("Adagrad", _same_names("lr_decay", "initial_accumulator_value", "eps")),
+    torch.optim.NAdam: _Algorithm("NAdam", _same_names("betas", "eps", "momentum_decay")),
+    torch.optim.RAdam: _Algorithm("RAdam", _same_names("betas", "eps")),
     torch.optim.Adafactor: _Algorithm(
         "Adafactor", {"eps": "eps", "beta2_decay": "decay_rate", "d": "clip_threshold"}, {"weight_decay": 0}
     ),
@@ -111,10 +111,10 @@ def _tensor_names(
     known = {id(parameter) for parameter in parameters.values()}
     names = []
     for at, group in enumerate(optimizer.param_groups):
-        for place, parameter in enumerate(group["params"]):
+        for index, parameter in enumerate(group["params"]):
             if id(parameter) not in known:
                 raise UnsupportedOptimizerError(
-                    f"parameter {place} of group {at} of the optimizer, of shape {tuple(parameter.shape)}, "
+                    f"parameter {index} of group {at} of the optimizer, of shape {tuple(parameter.shape)}, "
                     "is not in the module; create the optimizer with the parameters of the traced module"
                 )
         found = [item for item in group["params"] if id(item) in tensors and item.requires_grad]

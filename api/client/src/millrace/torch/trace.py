@@ -17,7 +17,7 @@ from millrace.torch.layout import Layout
 from millrace.torch.metrics import add_metric, loss_and_metrics
 from millrace.torch.operands import Fixed, Loss, Operand, Parameter, Ratio, Traced, UnsupportedModelError
 from millrace.torch.traced_model import TracedModel
-from millrace.torch.translator import GENERATED, Translator, library_directories, place
+from millrace.torch.translator import GENERATED, Translator, library_directories, source_location
 from millrace.torch.triton import hide_triton
 
 KEPT = frozenset(
@@ -180,11 +180,11 @@ def _check_before_decomposition(program: ExportedProgram, location: str) -> None
         if spec.kind == InputKind.PARAMETER and program.state_dict[spec.target].requires_grad
     }
     # Metrics have no gradients.
-    of_loss = _used(program.graph, 1)
+    of_loss = _nodes_of_outputs(program.graph, 1)
     for node in program.graph.nodes:
         name = str(node.target)
         if "alpha_dropout" in name:
-            raise UnsupportedModelError(f"{place(node, location)}: alpha dropout: use Dropout")
+            raise UnsupportedModelError(f"{source_location(node, location)}: alpha dropout: use Dropout")
         values = node.meta.get("val")
         values = values if isinstance(values, list | tuple) else [values]
         is_float = any(isinstance(value, torch.Tensor) and value.is_floating_point() for value in values)
@@ -194,7 +194,7 @@ def _check_before_decomposition(program: ExportedProgram, location: str) -> None
         if node not in of_loss:
             continue
         if name.startswith("aten.detach") or (name == "wrap_with_set_grad_enabled" and not node.args[0]):
-            where = place(_innermost(program, node), location)
+            where = source_location(_first_operator_of_region(program, node), location)
             raise UnsupportedModelError(
                 f"{where}: detach() or no_grad(), or stop_gradient(), stops the gradient of a value "
                 "that depends on parameters, which is not supported: compute it from inputs and buffers only"
@@ -224,7 +224,7 @@ def _widen_cross_entropies(graph: torch.fx.Graph) -> None:
     graph.lint()
 
 
-def _innermost(program: ExportedProgram, node: torch.fx.Node) -> torch.fx.Node:
+def _first_operator_of_region(program: ExportedProgram, node: torch.fx.Node) -> torch.fx.Node:
     """Return the first operator of the region that a node is, or the node itself."""
     for argument in node.all_input_nodes:
         region = getattr(program.graph_module, str(argument.target), None)
@@ -250,7 +250,7 @@ def _translated(
     translator = Translator(dict(model.named_parameters(remove_duplicate=False)), location)
     _add_inputs(translator, program, names)
     outputs: list[Operand] = [None]
-    used = _used(program.graph, len(metrics) + 1)
+    used = _nodes_of_outputs(program.graph, len(metrics) + 1)
     for node in program.graph.nodes:
         if node.op == "call_function" and node in used:
             translator.translate(node)
@@ -260,8 +260,8 @@ def _translated(
     if isinstance(loss, Ratio):
         *_, output = program.graph.nodes
         raise UnsupportedModelError(
-            f"{place(output.args[0][-1], location)}: a division by a sum over the batch: use cross_entropy "
-            "with ignore_index, or a mean"
+            f"{source_location(output.args[0][-1], location)}: a division by a sum over the batch: "
+            "use cross_entropy with ignore_index, or a mean"
         )
     if not isinstance(loss, Loss):
         raise UnsupportedModelError(
@@ -286,18 +286,18 @@ def _translated(
     return TracedModel(translator.graph.document() | {"reduction": reduction}, translator.tensors)
 
 
-def _used(graph: torch.fx.Graph, outputs: int) -> set[torch.fx.Node]:
+def _nodes_of_outputs(graph: torch.fx.Graph, outputs: int) -> set[torch.fx.Node]:
     """Return the nodes of which the last outputs are computed. The loss is the last one."""
     used: set[torch.fx.Node] = set()
     for node in reversed(graph.nodes):
         if node.op == "output":
             used |= {output for output in node.args[0][-outputs:] if isinstance(output, torch.fx.Node)}
-        elif node in used or _changes(node, used):
+        elif node in used or _modifies_in_place(node, used):
             used |= {node, *node.all_input_nodes}
     return used
 
 
-def _changes(node: torch.fx.Node, values: set[torch.fx.Node]) -> bool:
+def _modifies_in_place(node: torch.fx.Node, values: set[torch.fx.Node]) -> bool:
     """Return whether an operator changes one of these values in place."""
     name = str(node.target).removeprefix("aten.").split(".")[0]
     is_in_place = name.endswith("_") and not name.endswith("__")

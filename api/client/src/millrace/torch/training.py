@@ -53,8 +53,8 @@ def state_of(
         for name, tensor in tensors.items()
     }
     # Tied parameters have several names.
-    places = {name: id(parameter) for name, parameter in parameters.items()}
-    return {name: trained.get(places.get(name, 0), value) for name, value in model.state_dict().items()}
+    ids = {name: id(parameter) for name, parameter in parameters.items()}
+    return {name: trained.get(ids.get(name, 0), value) for name, value in model.state_dict().items()}
 
 
 def describe(

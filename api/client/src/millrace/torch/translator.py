@@ -82,12 +82,12 @@ class Translator:
         try:
             self.known[node.name] = self._call(node)
         except (MixesSamplesError, UnsupportedModelError) as error:
-            raise UnsupportedModelError(f"{place(node, self.location)}: {error}") from error
+            raise UnsupportedModelError(f"{source_location(node, self.location)}: {error}") from error
         except Exception as error:
             # Arguments that a translation does not expect.
             raise UnsupportedModelError(
-                f"{place(node, self.location)}: the operator {node.target} of PyTorch is not supported with "
-                f"these arguments ({type(error).__name__}: {error})"
+                f"{source_location(node, self.location)}: the operator {node.target} of PyTorch is "
+                f"not supported with these arguments ({type(error).__name__}: {error})"
             ) from error
 
     def operand(self, argument: Any) -> Operand:
@@ -121,7 +121,7 @@ class Translator:
             raise UnsupportedModelError(message(base))
         first = meta[0] if isinstance(meta, list | tuple) else meta
         self.dtype = DTYPES.get(first.dtype, "f32")
-        layout = _inherited(Layout.of(first.shape), flat)
+        layout = _inherit_sample_order(Layout.of(first.shape), flat)
         result = translation(self, layout, args, kwargs)
         if isinstance(result, Traced):
             found, expected = (result.layout.sizes, result.value.shape), (layout.sizes, result.layout.sample)
@@ -155,7 +155,7 @@ class Translator:
             raise UnsupportedModelError(f"the parameter {parameter.name} is used in two shapes")
         return number
 
-    def is_tensor_otherwise(self, parameter: Parameter, *, transposed: bool = False) -> bool:
+    def is_used_in_another_shape(self, parameter: Parameter, *, transposed: bool = False) -> bool:
         """Return whether a parameter is a tensor already, with other dimensions than in this use of it."""
         if parameter.name not in self.tensors:
             return False
@@ -169,7 +169,7 @@ class Translator:
         if isinstance(operand, Traced):
             return operand
         if isinstance(operand, Parameter | ParameterView):
-            return Traced(self._of_parameter(operand), Layout(operand.shape))
+            return Traced(self._parameter_value(operand), Layout(operand.shape))
         if isinstance(operand, LabelLosses):
             return Traced(self.reshape(operand.emit(), operand.layout.sample), operand.layout)
         if isinstance(operand, Fixed):
@@ -182,10 +182,14 @@ class Translator:
             raise MixesSamplesError("it computes with the size of the batch, on which no sample may depend")
         raise UnsupportedModelError(f"a {type(operand).__name__.lower()} where a tensor is expected")
 
-    def _of_parameter(self, operand: Parameter | ParameterView) -> Value:
+    def _parameter_value(self, operand: Parameter | ParameterView) -> Value:
         """Return the elements of a parameter as a value."""
         name = operand.name
-        if isinstance(operand, Parameter) and not self.is_tensor_otherwise(operand) and name in self.tensors:
+        if (
+            isinstance(operand, Parameter)
+            and not self.is_used_in_another_shape(operand)
+            and name in self.tensors
+        ):
             return self.graph.node({"op": "parameter"}, [], operand.shape, params=[self._numbers[name]])
         source = tuple(self.parameters[name].shape)
         if name not in self.tensors:
@@ -214,7 +218,7 @@ class Translator:
         shape = tuple(x.shape[at] for at in order)
         return self.graph.node({"op": "permute", "order": order}, [x], shape, x.dtype)
 
-    def viewed(
+    def parameter_view(
         self, operand: Parameter | ParameterView, change: Callable[[torch.Tensor], torch.Tensor]
     ) -> Parameter | ParameterView | None:
         """Return a parameter with its dimensions changed by `change`; None if that needs other strides."""
@@ -233,7 +237,7 @@ class Translator:
         if isinstance(operand, bool | int | float):
             return self.number(operand, "bool" if isinstance(operand, bool) else "f32")
         if isinstance(operand, Fixed):
-            return self.constant(of_sample(operand).reshape(operand.layout.broadcast_to(batch)))
+            return self.constant(sample_elements(operand).reshape(operand.layout.broadcast_to(batch)))
         traced = self.traced(operand)
         return self.reshape(traced.value, traced.layout.broadcast_to(batch))
 
@@ -290,7 +294,7 @@ def _flatten(items: list[Any]) -> list[Any]:
     return [inner for item in items for inner in (_flatten(item) if isinstance(item, list) else [item])]
 
 
-def _inherited(layout: Layout, operands: list[Any]) -> Layout:
+def _inherit_sample_order(layout: Layout, operands: list[Any]) -> Layout:
     """Return a layout whose samples are in the order of those of the operands."""
     if layout.merged == 1:
         return layout
@@ -334,7 +338,7 @@ def _evaluate(target: Any, args: list[Any], kwargs: dict[str, Any], meta: Any) -
     return [Fixed(item, Layout.of(like.shape)) for item, like in zip(result, meta, strict=True)]
 
 
-def of_sample(operand: Fixed) -> torch.Tensor:
+def sample_elements(operand: Fixed) -> torch.Tensor:
     """Return the elements of one sample of a tensor, which must be those of every sample."""
     if operand.layout.axis is None:
         return operand.tensor
@@ -351,7 +355,7 @@ def _module_path(node: torch.fx.Node) -> str:
     return paths[-1].removeprefix("model.") if paths else "root"
 
 
-def place(node: torch.fx.Node, location: str) -> str:
+def source_location(node: torch.fx.Node, location: str) -> str:
     """Return where the user's code has an operator: module, file and line; outside modules `location`."""
     while not node.meta.get("stack_trace") and node.all_input_nodes:
         node = node.all_input_nodes[0]

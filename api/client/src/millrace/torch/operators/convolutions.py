@@ -37,7 +37,7 @@ def _convolution(t: Translator, layout: Layout, args: list[Any], kwargs: dict[st
     stride, padding, dilation = (_each(item, rank) for item in args[3:6])
     is_transposed, output_padding, groups = args[6], _each(args[7], rank), args[8]
     if is_transposed:
-        x = _spread(t, x, weight, stride, padding, dilation, output_padding)
+        x = _insert_zeros(t, x, weight, stride, padding, dilation, output_padding)
         stride, padding = [1] * rank, [0] * rank
     is_plain = isinstance(weight, Parameter) and not weight.transposed
     if not is_plain or not isinstance(bias, Parameter | None) or rank > 2:
@@ -63,7 +63,7 @@ def _convolution(t: Translator, layout: Layout, args: list[Any], kwargs: dict[st
     return Traced(t.reshape(value, layout.sample), layout)
 
 
-def _spread(
+def _insert_zeros(
     t: Translator,
     x: Value,
     weight: Operand,
@@ -98,9 +98,9 @@ def _as_product(t: Translator, x: Value, weight: Value, window: list[list[int]],
         for size, count, jump, step in zip(x.shape[1:], kernel, stride, dilation, strict=True)
     ]
     columns = []
-    for place in product(*(range(count) for count in kernel)):
+    for offsets in product(*(range(count) for count in kernel)):
         elements = x
-        for axis, at in enumerate(place):
+        for axis, at in enumerate(offsets):
             start = at * dilation[axis]
             end = start + (sizes[axis] - 1) * stride[axis] + 1
             elements = part(t, elements, axis + 1, start, end, stride[axis])
@@ -219,8 +219,8 @@ def _nearest(t: Translator, layout: Layout, args: list[Any], kwargs: dict[str, A
             value = t.expand(value, (prod(before), size, wanted // size, prod(after)))
             value = t.reshape(value, (*before, wanted, *after))
             continue
-        places = F.interpolate(torch.arange(float(size))[None, None], wanted, mode=mode)
-        value = take(t, value, axis, [int(place) for place in places.flatten()])
+        positions = F.interpolate(torch.arange(float(size))[None, None], wanted, mode=mode)
+        value = take(t, value, axis, [int(position) for position in positions.flatten()])
     return Traced(value, layout)
 
 

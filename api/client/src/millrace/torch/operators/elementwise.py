@@ -247,12 +247,12 @@ def _convert(t: Translator, layout: Layout, args: list[Any], kwargs: dict[str, A
 
 
 @translates("full_like")
-def _filled(t: Translator, layout: Layout, args: list[Any], kwargs: dict[str, Any]) -> Operand:
+def _fill(t: Translator, layout: Layout, args: list[Any], kwargs: dict[str, Any]) -> Operand:
     return Traced(t.expand(t.number(args[1], t.dtype), layout.sample), layout)
 
 
 @translates("clone", "alias", "lift_fresh_copy", "contiguous")
-def _same(t: Translator, layout: Layout, args: list[Any], kwargs: dict[str, Any]) -> Operand:
+def _identity(t: Translator, layout: Layout, args: list[Any], kwargs: dict[str, Any]) -> Operand:
     return args[0]
 
 

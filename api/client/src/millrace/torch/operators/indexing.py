@@ -16,7 +16,7 @@ from millrace.torch.operators.functions import compare
 from millrace.torch.operators.registry import completed, translates
 from millrace.torch.operators.shapes import join, part
 from millrace.torch.operators.unsupported import message
-from millrace.torch.translator import BATCH, Translator, of_sample
+from millrace.torch.translator import BATCH, Translator, sample_elements
 
 MAX_RUNS = 3
 """Indices of at most so many contiguous runs are slices."""
@@ -35,10 +35,10 @@ def take(t: Translator, x: Value, axis: int, indices: Sequence[int]) -> Value:
         runs = [(indices[start], end - start) for start, end in zip(starts, ends, strict=True)]
         return join(t, [part(t, x, axis, first, first + count) for first, count in runs], axis)
     column = torch.tensor(indices, dtype=torch.int32).reshape(-1, *(1 for _ in x.shape[axis + 1 :]))
-    return _gathered(t, x, axis, t.constant(column))
+    return _gather_elements(t, x, axis, t.constant(column))
 
 
-def _gathered(t: Translator, x: Value, axis: int, index: Value) -> Value:
+def _gather_elements(t: Translator, x: Value, axis: int, index: Value) -> Value:
     """Add the elements of a dimension at computed indices, which are broadcast to the other dimensions."""
     count = index.shape[axis - len(x.shape)]
     shape = (*x.shape[:axis], count, *x.shape[axis + 1 :])
@@ -54,7 +54,7 @@ def _gather(t: Translator, layout: Layout, args: list[Any], kwargs: dict[str, An
     for at, size in enumerate(index.shape):
         if at != axis:
             value = part(t, value, at, 0, size)
-    return Traced(_gathered(t, value, axis, index), layout)
+    return Traced(_gather_elements(t, value, axis, index), layout)
 
 
 def _with_batch(x: Traced, layout: Layout) -> tuple[int, ...]:
@@ -95,8 +95,8 @@ def _index(t: Translator, layout: Layout, args: list[Any], kwargs: dict[str, Any
 def _as_indices(index: Operand) -> Operand:
     """Return the indices that a mask stands for."""
     if isinstance(index, Fixed) and index.tensor.dtype == torch.bool and index.tensor.dim() == 1:
-        places = index.tensor.nonzero().flatten()
-        return Fixed(places, Layout(tuple(places.shape)))
+        indices = index.tensor.nonzero().flatten()
+        return Fixed(indices, Layout(tuple(indices.shape)))
     if isinstance(index, Traced | Fixed):
         dtype = index.value.dtype if isinstance(index, Traced) else index.tensor.dtype
         if dtype in ("bool", torch.bool):
@@ -116,7 +116,7 @@ def _of_each_sample(t: Translator, x: Traced, given: list[tuple[int, Operand]]) 
         raise UnsupportedModelError("an index of each sample and of more than the dimension after it")
     index = given[1][1]
     if isinstance(index, Fixed):
-        indices = of_sample(index)
+        indices = sample_elements(index)
         return take(t, x.value, 0, indices.flatten().tolist())
     return _at(t, x.value, 0, t.traced(index).value)
 
@@ -125,31 +125,31 @@ def _at(t: Translator, x: Value, axis: int, index: Value) -> Value:
     """Add the elements of a dimension at computed indices; their dimensions replace it."""
     before, after = x.shape[:axis], x.shape[axis + 1 :]
     column = t.reshape(index, (prod(index.shape), *(1 for _ in after)))
-    return t.reshape(_gathered(t, x, axis, column), (*before, *index.shape, *after))
+    return t.reshape(_gather_elements(t, x, axis, column), (*before, *index.shape, *after))
 
 
 def _at_fixed(t: Translator, x: Traced, given: list[tuple[int, Fixed]]) -> Value:
     """Add the elements at fixed indices of one or of adjacent dimensions."""
     axes = [x.layout.dimension(dim) for dim, _ in given]
-    tensors = [of_sample(index) for _, index in given]
+    tensors = [sample_elements(index) for _, index in given]
     if axes != list(range(axes[0], axes[0] + len(axes))):
         raise UnsupportedModelError("indices of dimensions that are not adjacent")
     rank = max(tensor.dim() for tensor in tensors)
     # The dimension of the result that each index has, if it has only one and they have the same order.
     padded = [tensor.reshape((1,) * (rank - tensor.dim()) + tensor.shape).shape for tensor in tensors]
     wide = [[at for at, size in enumerate(shape) if size > 1] for shape in padded]
-    places = [at for dims in wide for at in dims]
-    if all(len(dims) == 1 for dims in wide) and places == sorted(set(places)):
+    result_axes = [at for dims in wide for at in dims]
+    if all(len(dims) == 1 for dims in wide) and result_axes == sorted(set(result_axes)):
         value = x.value
         for axis, tensor in zip(axes, tensors, strict=True):
             value = take(t, value, axis, tensor.flatten().tolist())
         return value
     sizes = [x.value.shape[axis] for axis in axes]
-    place = torch.zeros((), dtype=torch.int64)
+    position = torch.zeros((), dtype=torch.int64)
     for tensor, size in zip(tensors, sizes, strict=True):
-        place = place * size + tensor % size
+        position = position * size + tensor % size
     flat = (*x.value.shape[: axes[0]], prod(sizes), *x.value.shape[axes[-1] + 1 :])
-    return take(t, t.reshape(x.value, flat), axes[0], place.flatten().tolist())
+    return take(t, t.reshape(x.value, flat), axes[0], position.flatten().tolist())
 
 
 @translates("index_put", "_unsafe_index_put")
@@ -209,7 +209,7 @@ def _extreme(t: Translator, layout: Layout, args: list[Any], kwargs: dict[str, A
     axis, value = x.layout.dimension(args[1]), t.cast(x.value, "f32")
     is_minimum = t.name.startswith("min")
     index = _index_of_largest(t, unary(t, "neg", value) if is_minimum else value, axis)
-    value = t.reshape(_gathered(t, value, axis, index), layout.sample)
+    value = t.reshape(_gather_elements(t, value, axis, index), layout.sample)
     index = t.reshape(index, layout.sample)
     return [Traced(t.cast(value, t.dtype), layout), Traced(index, layout)]
 
@@ -220,14 +220,14 @@ def _topk(t: Translator, layout: Layout, args: list[Any], kwargs: dict[str, Any]
     if not is_largest or count > MAX_TOP:
         raise UnsupportedModelError(f"topk of more than {MAX_TOP} elements, or of the smallest ones")
     axis, rest = x.layout.dimension(dim), t.cast(x.value, "f32")
-    places = torch.arange(rest.shape[axis], dtype=torch.int32).reshape(
+    positions = torch.arange(rest.shape[axis], dtype=torch.int32).reshape(
         -1, *(1 for _ in rest.shape[axis + 1 :])
     )
     values, indices = [], []
     for _ in range(count):
         index = _index_of_largest(t, rest, axis)
-        values.append(_gathered(t, rest, axis, index))
+        values.append(_gather_elements(t, rest, axis, index))
         indices.append(index)
-        is_chosen = compare(t, "eq", t.constant(places), index)
+        is_chosen = compare(t, "eq", t.constant(positions), index)
         rest = t.graph.node({"op": "select"}, [is_chosen, t.number(-inf), rest], rest.shape)
     return [Traced(join(t, items, axis), layout) for items in (values, indices)]

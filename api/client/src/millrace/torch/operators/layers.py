@@ -53,7 +53,7 @@ def matmul(t: Translator, a: Value, b: Value, *, transposed: bool = False) -> Va
 
 def linear(t: Translator, x: Value, weight: Operand, bias: Operand) -> Value:
     """Add a product with a weight of shape [out, in], which may be computed, and the sum with a bias."""
-    is_tensor = isinstance(weight, Parameter) and not t.is_tensor_otherwise(weight)
+    is_tensor = isinstance(weight, Parameter) and not t.is_used_in_another_shape(weight)
     if is_tensor and _is_row(bias):
         return _linear(t, x, weight, bias)
     product = matmul(t, x, t.traced(weight).value, transposed=True)
@@ -71,10 +71,10 @@ def _product(t: Translator, layout: Layout, args: list[Any], kwargs: dict[str, A
     left, right = args
     if isinstance(right, Parameter | ParameterView) and len(right.shape) == 3 and right.shape[0] == 1:
         # As `einsum` has it.
-        matrix = t.viewed(right, lambda strides: strides[0])
+        matrix = t.parameter_view(right, lambda strides: strides[0])
         right = matrix if isinstance(matrix, Parameter) else right
     is_matrix = isinstance(right, Parameter) and len(right.shape) == 2
-    if is_matrix and not t.is_tensor_otherwise(right, transposed=True):
+    if is_matrix and not t.is_used_in_another_shape(right, transposed=True):
         return Traced(_linear(t, t.traced(left).value, right, None, transposed=True), layout)
     a, b = t.traced(left), t.traced(right)
     if a.layout.axis != b.layout.axis and None not in (a.layout.axis, b.layout.axis):
@@ -91,7 +91,7 @@ def _product(t: Translator, layout: Layout, args: list[Any], kwargs: dict[str, A
 @translates("addmm")
 def _product_and_sum(t: Translator, layout: Layout, args: list[Any], kwargs: dict[str, Any]) -> Operand:
     bias, x, weight = args
-    is_tensor = isinstance(weight, Parameter) and not t.is_tensor_otherwise(weight, transposed=True)
+    is_tensor = isinstance(weight, Parameter) and not t.is_used_in_another_shape(weight, transposed=True)
     if is_tensor and bias is not None and _is_row(bias):
         return Traced(_linear(t, t.traced(x).value, weight, bias, transposed=True), layout)
     product = _product(t, layout, [x, weight], {})

@@ -110,10 +110,10 @@ def _counts(t: Translator, labels: Value) -> Value:
 
 def _at_labels(t: Translator, rows: Value, labels: Value) -> Value:
     """Add the element of each row at its label; that of class 0 for a label that does not count."""
-    places = select(t, _counts(t, labels), labels, t.number(0, "i32"))
-    column = t.reshape(places, (*places.shape, 1))
+    counted_labels = select(t, _counts(t, labels), labels, t.number(0, "i32"))
+    column = t.reshape(counted_labels, (*counted_labels.shape, 1))
     chosen = t.graph.node({"op": "gather", "axis": len(rows.shape) - 1}, [rows, column], column.shape)
-    return t.reshape(chosen, places.shape)
+    return t.reshape(chosen, counted_labels.shape)
 
 
 def _of_each_label(t: Translator, rows: Value, labels: Value, weight: Operand, smoothing: float) -> Value:

@@ -49,7 +49,7 @@ def join(t: Translator, parts: list[Value], axis: int) -> Value:
 def _view(t: Translator, layout: Layout, args: list[Any], kwargs: dict[str, Any]) -> Operand:
     operand = args[0]
     if isinstance(operand, Parameter | ParameterView):
-        view = t.viewed(operand, lambda strides: strides.view(layout.sizes))
+        view = t.parameter_view(operand, lambda strides: strides.view(layout.sizes))
         if view is not None:
             return view
     if isinstance(operand, LabelLosses):
@@ -66,7 +66,7 @@ def _permute(t: Translator, layout: Layout, args: list[Any], kwargs: dict[str, A
     if isinstance(parameter, Parameter) and len(parameter.shape) == 2 and order[0] in (1, -1):
         return Parameter(parameter.name, parameter.shape[::-1], not parameter.transposed)
     if isinstance(parameter, Parameter | ParameterView):
-        return t.viewed(parameter, lambda strides: strides.permute(order))
+        return t.parameter_view(parameter, lambda strides: strides.permute(order))
     x = t.traced(args[0])
     return Traced(permute(t, x.value, x.layout.order(order)), layout)
 
@@ -104,9 +104,9 @@ def _split(t: Translator, layout: Layout, args: list[Any], kwargs: dict[str, Any
     if isinstance(sizes, int):
         sizes = [min(sizes, total - start) for start in range(0, total, sizes)]
     ends = [sum(sizes[: at + 1]) for at in range(len(sizes))]
-    places = zip(ends, sizes, strict=True)
+    bounds = zip(ends, sizes, strict=True)
     return [
-        Traced(part(t, x.value, axis, end - size, end), x.layout.with_size(dim, size)) for end, size in places
+        Traced(part(t, x.value, axis, end - size, end), x.layout.with_size(dim, size)) for end, size in bounds
     ]
 
 
