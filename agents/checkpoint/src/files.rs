@@ -3,6 +3,8 @@
 use std::io::{Read, Write};
 use std::path::{Component, Path, PathBuf};
 
+use millrace_emulator::numerics::little_endian;
+
 use crate::error::{Error, Result};
 
 /// Writes a whole file and syncs it to disk.
@@ -75,7 +77,5 @@ pub(crate) fn unix_seconds() -> u64 {
 /// Fills `out` with the little-endian bytes of `values`, as stored in files.
 pub(crate) fn to_le_bytes(values: &[f32], out: &mut Vec<u8>) {
     out.resize(values.len() * 4, 0);
-    for (bytes, value) in out.as_chunks_mut::<4>().0.iter_mut().zip(values) {
-        *bytes = value.to_le_bytes();
-    }
+    little_endian::write_f32(values, out);
 }

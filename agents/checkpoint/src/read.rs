@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 use millrace_emulator::graph::TensorId;
+use millrace_emulator::numerics::little_endian;
 use millrace_emulator::plan::{ChunkId, GroupId, StateShape};
 use serde::Serialize;
 
@@ -343,9 +344,7 @@ fn read_f32(file: &File, mut offset: u64, out: &mut [f32]) -> io::Result<Digest>
         let bytes = &mut block[..part.len() * 4];
         file.read_exact_at(bytes, offset)?;
         hasher.update(bytes);
-        for (value, bytes) in part.iter_mut().zip(bytes.as_chunks::<4>().0) {
-            *value = f32::from_le_bytes(*bytes);
-        }
+        little_endian::read_f32(bytes, part);
         offset += bytes.len() as u64;
     }
     Ok(Digest::finish(&hasher))

@@ -11,6 +11,7 @@
 
 pub mod bf16;
 pub mod init;
+pub mod little_endian;
 pub mod profile;
 pub mod random;
 

@@ -3,6 +3,7 @@
 use bytes::Bytes;
 use millrace_emulator::device::InputData;
 use millrace_emulator::graph::{DType, Graph};
+use millrace_emulator::numerics::little_endian;
 use millrace_protocol::proto;
 
 /// The samples of a round: one array for each input of the graph, in its order.
@@ -39,8 +40,8 @@ impl RoundInputs {
                 return Err(InputError::Length { name: name.clone(), expected, found });
             }
             Ok(match value.shape.dtype() {
-                DType::F32 => Elements::F32(decode(elements, f32::from_le_bytes)),
-                DType::I32 | DType::Bool => Elements::I32(decode(elements, i32::from_le_bytes)),
+                DType::F32 => Elements::F32(decode(elements, little_endian::read_f32)),
+                DType::I32 | DType::Bool => Elements::I32(decode(elements, little_endian::read_i32)),
             })
         };
         graph.inputs.iter().map(decode).collect::<Result<_, _>>().map(Self)
@@ -60,6 +61,8 @@ impl RoundInputs {
     }
 }
 
-fn decode<T>(bytes: &Bytes, from_bytes: fn([u8; 4]) -> T) -> Vec<T> {
-    bytes.as_chunks::<4>().0.iter().map(|bytes| from_bytes(*bytes)).collect()
+fn decode<T: Clone + Default>(bytes: &Bytes, read: fn(&[u8], &mut [T])) -> Vec<T> {
+    let mut values = vec![T::default(); bytes.len() / 4];
+    read(bytes, &mut values);
+    values
 }
