@@ -149,7 +149,9 @@ def outage(survivor: Survivor, tmp_path_factory: pytest.TempPathFactory) -> Outa
 
     def accepted() -> dict[str, Any] | None:
         conditions = server.get("trainjob", "waiting").get("status", {}).get("conditions", [])
-        return next((each for each in conditions if each["type"] == "Accepted"), None)
+        # It is unknown while the job is being planned.
+        known = (each for each in conditions if each["type"] == "Accepted" and each["status"] != "Unknown")
+        return next(known, None)
 
     condition = until("the job with uploads has a condition", accepted)
     server.kubectl("wait", "trainjob/ended", "--for=condition=Finished", "--timeout=50s")

@@ -2,7 +2,7 @@
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use k8s_openapi::jiff::Timestamp;
-use millrace_crds::{ConditionType, JobState, QueueStatus};
+use millrace_crds::{ConditionType, JobState, QueueReason, QueueStatus};
 
 use crate::ResolutionError;
 
@@ -11,6 +11,8 @@ use crate::ResolutionError;
 pub(crate) struct ConditionInputs {
     /// The state's message.
     pub message: String,
+    /// Whether the job has a plan, or had one when it was admitted.
+    pub is_planned: bool,
     /// Why the params were rejected, if they were.
     pub rejection: Option<String>,
     /// Why the record of an earlier admission can't be used, or why there can't be one at present.
@@ -77,6 +79,9 @@ fn accepted(inputs: &ConditionInputs) -> ConditionRow {
     match (&inputs.rejection, blocking_reason(inputs)) {
         (Some(message), _) => row("False", JobState::BadParams.as_str(), message),
         (None, Some((reason, message))) => row("False", reason, message),
+        (None, None) if !inputs.is_planned => {
+            row("Unknown", QueueReason::Planning.as_str(), "the job has not been planned yet")
+        }
         (None, None) => {
             let more = inputs.overruled.as_ref().map_or_else(String::new, |overruled| format!("; {overruled}"));
             row("True", "PlanFits", format!("the params are valid and the model fits{more}"))

@@ -186,6 +186,9 @@ fn slow_planning_is_reported() {
     assert_eq!(world.visit(), JobState::Queued);
     assert_eq!(world.status().queue.unwrap().reason.as_deref(), Some("Planning"));
     assert_eq!(world.attempt(), 0, "nothing is begun without a plan");
+    let status = world.status();
+    let accepted = status.condition(ConditionType::Accepted).unwrap();
+    assert_eq!((accepted.status.as_str(), accepted.reason.as_str()), ("Unknown", "Planning"));
     world.seen.resolution = planned;
     assert_eq!(world.visit(), JobState::Starting);
     assert_eq!((world.attempt(), world.status().queue), (1, None));

@@ -151,6 +151,7 @@ impl<'a> Decider<'a> {
         let checkpoint = self.status.checkpoint.as_ref();
         let inputs = ConditionInputs {
             message: message.clone(),
+            is_planned: self.status.resolved.is_some() || matches!(self.observed.resolution, Some(Ok(_))),
             rejection: self.rejection,
             unusable_record: self.unusable_record.filter(|_| !state.is_final()),
             agents_refused: agents_refused
