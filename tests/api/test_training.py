@@ -108,7 +108,8 @@ def test_ctrl_c_stops_following_but_not_the_job(server: Server, reference: Calla
     assert done.code == 130
     assert "job kept continues; follow it again with: millrace attach kept" in done.err and "Traceback" not in done.err
     job = user.appliance.job("kept")
-    assert job.state == "Training"
+    # The status follows the journal, from which the client prints.
+    until_state(job, "Training")
     attached = user.millrace("attach", "kept", "--every", 0)
     steps = [int(found) for found in re.findall("Step=(\\d+),", attached.out)]
     assert steps == list(range(1, 501)), "steps that were missed are printed, too"
