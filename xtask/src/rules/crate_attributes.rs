@@ -28,6 +28,7 @@ const DOCUMENTED_CRATES: &[&str] = &[
     "millrace-outcome",
     "millrace-params",
     "millrace-protocol",
+    "millrace-replacement",
     "millrace-roots",
 ];
 
