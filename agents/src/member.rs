@@ -5,7 +5,7 @@ use millrace_protocol::security::{
     AdmissionPolicy, AttemptName, AuthenticatedIncoming, ExpectedPeer, Identity, MemberName, Protection, listen,
     random_number,
 };
-use millrace_protocol::transport;
+use millrace_protocol::transport::{self, KeepAlive};
 use tokio::net::TcpListener;
 use tonic::transport::Channel;
 
@@ -52,7 +52,7 @@ impl Member {
     /// The coordinator can't be reached, or one of the two ends rejects the identity of the other.
     pub async fn dial_coordinator(&self, address: &str) -> Result<Channel, tonic::transport::Error> {
         let coordinator = self.expected_peer(AgentId::new(Role::Coordinator, 0));
-        transport::dial(address, &self.identity, coordinator, Protection::Encrypted).await
+        transport::dial_with(address, &self.identity, coordinator, Protection::Encrypted, KeepAlive::CONTROL).await
     }
 
     /// Connects to the data port of `peer` at `address`.

@@ -14,7 +14,7 @@ use tonic::transport::Channel;
 use crate::proto;
 use crate::proto::journal_client::JournalClient;
 use crate::security::{ExpectedPeer, Identity, Protection};
-use crate::transport::{self, AuthenticatedConnector};
+use crate::transport::{self, AuthenticatedConnector, KeepAlive};
 
 /// Maximum bytes in flight of one stream of a shared channel, and of all its streams. A server accepts 200 streams by
 /// default, and 200 × 256 KiB fit into 64 MiB: streams that are not read leave room for the others.
@@ -48,8 +48,17 @@ impl JournalEndpoint {
     /// # Errors
     /// The coordinator is unreachable, or one end rejects the identity of the other.
     pub async fn connect(&self) -> Result<JournalClient<Channel>, JournalError> {
+        self.connect_with(KeepAlive::DATA).await
+    }
+
+    /// Connects like [`JournalEndpoint::connect`], with these pings.
+    ///
+    /// # Errors
+    /// Those of [`JournalEndpoint::connect`].
+    pub async fn connect_with(&self, pings: KeepAlive) -> Result<JournalClient<Channel>, JournalError> {
         let Self { address, identity, coordinator } = self;
-        let channel = transport::dial(address, identity, coordinator.clone(), Protection::Encrypted).await?;
+        let channel =
+            transport::dial_with(address, identity, coordinator.clone(), Protection::Encrypted, pings).await?;
         Ok(JournalClient::new(channel))
     }
 }

@@ -20,18 +20,37 @@ const HTTP2_FRAME_BYTES: u32 = MAX_PAYLOAD_BYTES as u32;
 const HTTP2_WINDOW_BYTES: u32 = 16 << 20;
 /// Maximum bytes of one gRPC message: a chunk and 64 KiB for the other fields.
 pub const MAX_MESSAGE_BYTES: usize = MAX_PAYLOAD_BYTES + (64 << 10);
-/// A peer that does not answer a ping within this time is considered lost.
-const PING_TIMEOUT: Duration = Duration::from_secs(20);
-const PING_INTERVAL: Duration = Duration::from_secs(10);
+
+/// How soon an end of a connection notices that the other one no longer answers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KeepAlive {
+    /// Interval of pings.
+    pub interval: Duration,
+    /// A peer that does not answer a ping within this time is considered lost.
+    pub timeout: Duration,
+}
+
+impl KeepAlive {
+    /// Of the stream between the coordinator and an agent, which decides about membership: a process that is stopped or
+    /// stuck, or a host that can't be reached, is lost within 1.5 s.
+    pub const CONTROL: Self = Self { interval: Duration::from_millis(500), timeout: Duration::from_secs(1) };
+    /// Of all other connections. A link ends with its epoch, so its pings only detect links that nothing else ends.
+    pub const DATA: Self = Self { interval: Duration::from_secs(10), timeout: Duration::from_secs(20) };
+}
 
 /// Returns a server with the settings of the data plane.
 pub fn server() -> Server {
+    server_with(KeepAlive::DATA)
+}
+
+/// Returns a server like [`server`], with these pings.
+pub fn server_with(keep_alive: KeepAlive) -> Server {
     Server::builder()
         .max_frame_size(Some(HTTP2_FRAME_BYTES))
         .initial_stream_window_size(Some(HTTP2_WINDOW_BYTES))
         .initial_connection_window_size(Some(HTTP2_WINDOW_BYTES))
-        .http2_keepalive_interval(Some(PING_INTERVAL))
-        .http2_keepalive_timeout(Some(PING_TIMEOUT))
+        .http2_keepalive_interval(Some(keep_alive.interval))
+        .http2_keepalive_timeout(Some(keep_alive.timeout))
         .tcp_nodelay(true)
 }
 
@@ -45,7 +64,23 @@ pub async fn dial(
     expected: ExpectedPeer,
     protection: Protection,
 ) -> Result<Channel, tonic::transport::Error> {
+    dial_with(address, identity, expected, protection, KeepAlive::DATA).await
+}
+
+/// Connects like [`dial`], with these pings.
+///
+/// # Errors
+/// Those of [`dial`].
+pub async fn dial_with(
+    address: &str,
+    identity: &Identity,
+    expected: ExpectedPeer,
+    protection: Protection,
+    keep_alive: KeepAlive,
+) -> Result<Channel, tonic::transport::Error> {
     endpoint(address)?
+        .http2_keep_alive_interval(keep_alive.interval)
+        .keep_alive_timeout(keep_alive.timeout)
         .connect_with_connector(AuthenticatedConnector::new(address, identity, expected, protection))
         .await
 }
@@ -88,8 +123,8 @@ pub(crate) fn endpoint(address: &str) -> Result<Endpoint, tonic::transport::Erro
         .max_frame_size(HTTP2_FRAME_BYTES)
         .initial_stream_window_size(Some(HTTP2_WINDOW_BYTES))
         .initial_connection_window_size(Some(HTTP2_WINDOW_BYTES))
-        .http2_keep_alive_interval(PING_INTERVAL)
-        .keep_alive_timeout(PING_TIMEOUT)
+        .http2_keep_alive_interval(KeepAlive::DATA.interval)
+        .keep_alive_timeout(KeepAlive::DATA.timeout)
         .connect_timeout(CONNECT_TIMEOUT);
     Ok(endpoint)
 }

@@ -191,7 +191,10 @@ impl ControlSession {
         let (mut outbox, messages) = MessageSender::new();
         let mut connector = ControlConnector { address: address.to_owned(), member, introduction, terminate };
         let (welcome, stream) = connector.join(&outbox, messages).await?;
-        let job = compile_job_document(&welcome)?;
+        // Compiling takes seconds for a large model, in which this thread must answer the coordinator's pings.
+        let document = welcome.clone();
+        let compiled = tokio::task::spawn_blocking(move || compile_job_document(&document));
+        let job = compiled.await.map_err(AgentError::local)??;
         let records = outbox.clone();
         logger.forward(move |record| records.send_log(&record));
         let (attempt, plan, profile) = (welcome.attempt, &job.hash, &job.profile);

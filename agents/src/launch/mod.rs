@@ -24,16 +24,18 @@
 //!   launcher ──stdin: identity, launch document──► coordinator-0 ──stdout: "listening …", then copied──► stdout
 //!      │                                                    ▲ control, journal
 //!      ├──stdin: identity──► memoryx-0..  swarmx-0..  activation-0..  cs2-0..
-//!      └──Stop over the journal's port, when interrupted or when a role has died
+//!      └──Stop over the journal's port, when interrupted or when a role is given up
 //! ```
 //!
 //! * No process remains, however the launcher or a role ends: a role ends when its standard input closes.
 //! * Each process has its own identity, which no other process can read: the launcher is the certificate authority of
 //!   its run.
-//! * If a role dies, the run ends; the launcher prints its name and its last lines.
+//! * A role that dies or does not respond is replaced, by the rules of [`millrace_replacement`]; the others continue.
+//!   If a role is given up, the run ends, and the launcher prints its name and its last lines.
 //! * Ctrl-C in a terminal reaches the launcher only, because every role has its own process group.
 
 mod coordinator_start;
+mod coordinator_watch;
 mod issuer;
 mod local_run;
 mod process;
@@ -48,6 +50,6 @@ pub(crate) mod testing;
 pub use local_run::{LaunchError, LocalRun};
 pub use millrace_protocol::launch::{Exit, LaunchDocument};
 pub use process_group::{ProcessGroup, ProcessStatus};
-pub use ready::{ListenAddresses, announce, announce_ready, print_failure};
+pub use ready::{ListenAddresses, announce, announce_ready, announce_unresponsive, print_failure};
 pub use run::{run_local, supervise};
 pub use supervise::ProcessExit;

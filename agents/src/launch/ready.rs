@@ -1,13 +1,15 @@
 //! The lines that processes print for their launcher on standard output: the coordinator its addresses and, on a
-//! terminal, its failure; the others whether they are ready.
+//! terminal, its failure, and agents that do not respond; the others whether they are ready.
 
 use std::io::Write;
 
+use millrace_engine::types::AgentId;
 use millrace_protocol::launch::FAILURE_ON_STDOUT_ENV;
 use serde::{Deserialize, Serialize};
 
 const LISTENING_PREFIX: &str = "listening ";
 const FAILED_PREFIX: &str = "failed ";
+const UNRESPONSIVE_PREFIX: &str = "unresponsive ";
 
 /// Addresses of a coordinator, each `host:port`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -29,6 +31,14 @@ pub fn announce(listening: &ListenAddresses) -> std::io::Result<()> {
     let mut out = std::io::stdout().lock();
     writeln!(out, "{LISTENING_PREFIX}{}", serde_json::to_string(listening)?)?;
     out.flush()
+}
+
+/// Prints the line that reports an agent that the coordinator counts as lost and that has not joined again. Its process
+/// may run, but can do nothing for the job.
+pub fn announce_unresponsive(agent: AgentId) {
+    // If the launcher has ended, this process ends when its standard input closes.
+    let mut out = std::io::stdout().lock();
+    let _ = writeln!(out, "{UNRESPONSIVE_PREFIX}{agent}").and_then(|()| out.flush());
 }
 
 const READY_LINE: &str = "ready";
@@ -63,6 +73,13 @@ pub(super) fn parse_failure(line: &[u8]) -> Option<String> {
     serde_json::from_slice(line.strip_prefix(FAILED_PREFIX.as_bytes())?).ok()
 }
 
+/// Parses a line of [`announce_unresponsive`]; returns `None` for other lines.
+pub(super) fn parse_unresponsive(line: &[u8]) -> Option<AgentId> {
+    std::str::from_utf8(line.strip_prefix(UNRESPONSIVE_PREFIX.as_bytes())?)
+        .ok()
+        .and_then(|name| AgentId::parse(name.trim_end()))
+}
+
 /// Parses a line of [`announce_ready`]; returns `None` for other lines.
 pub(super) fn parse_ready(line: &str) -> Option<bool> {
     match line.trim_end() {
@@ -81,7 +98,17 @@ impl ListenAddresses {
 
 #[cfg(test)]
 mod tests {
+    use millrace_engine::types::Role;
+
     use super::*;
+
+    #[test]
+    fn only_names_of_agents_are_unresponsive() {
+        assert_eq!(parse_unresponsive(b"unresponsive cs2-12\n"), Some(AgentId::new(Role::Cs2, 12)));
+        for other in ["unresponsive", "unresponsive cs3-1", "ready"] {
+            assert_eq!(parse_unresponsive(other.as_bytes()), None, "{other}");
+        }
+    }
 
     #[test]
     fn failure_of_several_lines_is_one_line_for_the_launcher() {

@@ -22,16 +22,7 @@ const PORTS_PER_PROCESS: u16 = 3;
 /// # Errors
 /// The fixed ports exceed the highest port, or a system would have too many threads.
 pub fn role_commands(run: &LocalRun) -> Result<Vec<RoleCommand>, LaunchError> {
-    let counts = &run.launch.agent_counts;
-    let count = |role| match role {
-        Role::Coordinator => 1,
-        Role::MemoryX => counts.shards,
-        Role::SwarmX => counts.swarmx,
-        Role::Activation => counts.activation_servers,
-        Role::Cs2 => counts.systems,
-    };
-    let agents =
-        Role::ALL.into_iter().flat_map(|role| (0..count(role) as u32).map(move |index| AgentId::new(role, index)));
+    let agents = run.launch.agent_counts.agents();
     agents.enumerate().map(|(position, agent)| role_command(run, agent, ports(run.base_port, position)?)).collect()
 }
 

@@ -2,11 +2,12 @@
 
 use std::collections::HashMap;
 use std::io::Write;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::pin::Pin;
+use std::time::{Duration, Instant};
 
 use millrace_checkpoint::contains_checkpoints;
-use millrace_engine::types::AgentId;
+use millrace_engine::types::{AgentId, Role};
 use millrace_protocol::journal::JournalEndpoint;
 use millrace_protocol::launch::RoleCommand;
 use millrace_protocol::proto::StopRequest;
@@ -18,12 +19,13 @@ use tokio::task::JoinSet;
 use tokio::time::{Sleep, sleep};
 
 use super::coordinator_start::{document, first_line};
+use super::coordinator_watch::watch_coordinator;
 use super::issuer::Issuer;
 use super::process::{ChildProcess, DesiredState, LastLines, OutputMode, Pipes, this_program};
-use super::ready::parse_failure;
+use super::ready::{parse_failure, parse_unresponsive};
 use super::role_commands::role_commands;
 use super::supervise::{ProcessExit, RunExit, Supervisor, SupervisorCommand, SupervisorEvent};
-use super::{Exit, LaunchDocument, LaunchError, ListenAddresses, LocalRun};
+use super::{Exit, LaunchError, LocalRun};
 
 /// Runs a job to its end. Blocks. Prints progress to standard output and logs to standard error; ends the job
 /// gracefully on SIGINT, SIGTERM and SIGHUP.
@@ -62,95 +64,163 @@ fn interrupts() -> Result<mpsc::UnboundedReceiver<()>, LaunchError> {
 /// # Errors
 /// The run can't be started. The processes started before are killed.
 pub async fn supervise(run: &LocalRun, mut interrupts: mpsc::UnboundedReceiver<()>) -> Result<Exit, LaunchError> {
-    let program = this_program().map_err(LaunchError::system("find this program's file"))?;
-    let members = role_commands(run)?;
-    let mut fleet = ChildProcesses::new();
-    let issuer = Issuer::new(run)?;
-    let started = fleet.start_all(&program, &members, &run.launch, &issuer);
-    let listening = tokio::select! {
-        listening = started => listening?,
+    let mut fleet = ChildProcesses::new(run)?;
+    let has_started = tokio::select! {
+        started = fleet.start_all() => started?,
         // Nothing has been done yet that could be lost; dropping the fleet kills its processes.
         Some(()) = interrupts.recv() => return Ok(Exit::Interrupted),
     };
-    let journal = listening.map(|listening| issuer.journal(&listening.journal)).transpose()?;
-    let run_exit = fleet.supervise_to_end(journal, &mut interrupts).await;
+    let supervisor = Supervisor::new(&run.launch.agent_counts, has_started);
+    let run_exit = fleet.supervise_to_end(supervisor, &mut interrupts).await;
     fleet.print_failed_process(run_exit, &run.launch.model_dir);
     Ok(run_exit.exit)
 }
 
 /// The processes of a run. Dropping it kills them.
 struct ChildProcesses {
-    running: JoinSet<(AgentId, ProcessExit)>,
+    program: PathBuf,
+    issuer: Issuer,
+    /// The launch document of the coordinator.
+    document: String,
+    /// The command line of each process; the coordinator is first. After its first start, it has the addresses at which
+    /// the coordinator listened: a replacement listens there, too.
+    members: Vec<RoleCommand>,
+    /// Address at which agents join; `None` before the coordinator listens.
+    control: Option<String>,
+    journal: Option<JournalEndpoint>,
+    running: JoinSet<EndedProcess>,
+    /// Replacements that are due after a delay.
+    replacements: JoinSet<AgentId>,
+    /// Agents that a coordinator reports as unresponsive.
+    unresponsive: (mpsc::UnboundedSender<AgentId>, mpsc::UnboundedReceiver<AgentId>),
     last_lines: HashMap<AgentId, LastLines>,
+    /// When the newest process of each agent was started.
+    started: HashMap<AgentId, Instant>,
     /// Kept open: a process ends when its standard input closes.
-    stdins: Vec<ChildStdin>,
-    orders: watch::Sender<DesiredState>,
-    copying: Option<tokio::task::JoinHandle<()>>,
+    stdins: HashMap<AgentId, ChildStdin>,
+    /// What each process should do; only of the newest process of each agent.
+    orders: HashMap<AgentId, watch::Sender<DesiredState>>,
+    /// Copies the lines of coordinators to the terminal.
+    copying: JoinSet<()>,
+    /// Watches whether the coordinator responds.
+    watching: JoinSet<()>,
 }
 
+/// A process that has ended, and how long it ran.
+type EndedProcess = (AgentId, ProcessExit, Duration);
+
 impl ChildProcesses {
-    fn new() -> Self {
-        Self {
+    fn new(run: &LocalRun) -> Result<Self, LaunchError> {
+        Ok(Self {
+            program: this_program().map_err(LaunchError::system("find this program's file"))?,
+            issuer: Issuer::new(run)?,
+            document: document(&run.launch)?,
+            members: role_commands(run)?,
+            control: None,
+            journal: None,
             running: JoinSet::new(),
+            replacements: JoinSet::new(),
+            unresponsive: mpsc::unbounded_channel(),
             last_lines: HashMap::new(),
-            stdins: Vec::new(),
-            orders: watch::Sender::new(DesiredState::Run),
-            copying: None,
-        }
+            started: HashMap::new(),
+            stdins: HashMap::new(),
+            orders: HashMap::new(),
+            copying: JoinSet::new(),
+            watching: JoinSet::new(),
+        })
     }
 
     /// Starts the coordinator, and all other processes once it listens. If the coordinator ends before, starts no other
-    /// process and returns `None`.
-    async fn start_all(
-        &mut self,
-        program: &Path,
-        members: &[RoleCommand],
-        launch: &LaunchDocument,
-        issuer: &Issuer,
-    ) -> Result<Option<ListenAddresses>, LaunchError> {
-        let (coordinator, others) = members.split_first().ok_or(LaunchError::Ports { base: 0 })?;
-        let document = document(launch)?;
-        let Pipes { mut stdin, stdout } = self.start(program, coordinator, None)?;
-        let lines = format!("{}{document}\n", issuer.identity_line(coordinator.agent())?);
-        // If the coordinator has ended already, its exit is reported when it is waited for.
-        let _ = stdin.write_all(lines.as_bytes()).await;
-        self.stdins.push(stdin);
-        let Some(stdout) = stdout else { return Ok(None) };
-        let mut lines = BufReader::new(stdout);
-        let Some(listening) = first_line(&mut lines).await? else { return Ok(None) };
-        self.copying = Some(tokio::spawn(copy_lines(lines)));
-        for member in others {
-            let Pipes { mut stdin, .. } = self.start(program, member, Some(&listening.control))?;
-            let _ = stdin.write_all(issuer.identity_line(member.agent())?.as_bytes()).await;
-            self.stdins.push(stdin);
+    /// process and returns false.
+    async fn start_all(&mut self) -> Result<bool, LaunchError> {
+        let agents: Vec<AgentId> = self.members.iter().map(RoleCommand::agent).collect();
+        let (&coordinator, others) = agents.split_first().ok_or(LaunchError::Ports { base: 0 })?;
+        let Some(mut lines) = self.start(coordinator).await? else { return Ok(false) };
+        let Some(listening) = first_line(&mut lines).await? else { return Ok(false) };
+        self.copying.spawn(copy_lines(lines, self.unresponsive.0.clone()));
+        let journal = self.issuer.journal(&listening.journal)?;
+        self.watching.spawn(watch_coordinator(journal.clone(), self.unresponsive.0.clone()));
+        self.journal = Some(journal);
+        let command = &mut self.members[0];
+        command.listen = Some(listening.control.clone());
+        command.journal_listen = Some(listening.journal);
+        command.metrics_listen = Some(listening.metrics).filter(|address| !address.is_empty());
+        self.control = Some(listening.control);
+        for &agent in others {
+            self.start(agent).await?;
         }
-        Ok(Some(listening))
+        Ok(true)
     }
 
-    fn start(&mut self, program: &Path, member: &RoleCommand, coordinator: Option<&str>) -> Result<Pipes, LaunchError> {
-        let started = ChildProcess::start(program, member, coordinator, OutputMode::Terminal);
-        let (process, pipes) = started.map_err(LaunchError::system(format!("start {}", member.agent())))?;
-        self.last_lines.insert(process.agent, process.last_lines.clone());
-        self.running.spawn(process.end(self.orders.subscribe()));
-        Ok(pipes)
+    /// Starts a process of `agent`; returns the standard output of a coordinator.
+    async fn start(&mut self, agent: AgentId) -> Result<Option<BufReader<ChildStdout>>, LaunchError> {
+        let Some(member) = self.members.iter().find(|member| member.agent() == agent) else { return Ok(None) };
+        let is_coordinator = agent.role == Role::Coordinator;
+        let coordinator = self.control.as_deref().filter(|_| !is_coordinator);
+        let started = ChildProcess::start(&self.program, member, coordinator, OutputMode::Terminal);
+        let (process, Pipes { mut stdin, stdout }) = started.map_err(LaunchError::system(format!("start {agent}")))?;
+        let orders = watch::Sender::new(DesiredState::Run);
+        self.last_lines.insert(agent, process.last_lines.clone());
+        let (end, started) = (process.end(orders.subscribe()), Instant::now());
+        self.started.insert(agent, started);
+        self.running.spawn(async move {
+            let (agent, exit) = end.await;
+            (agent, exit, started.elapsed())
+        });
+        self.orders.insert(agent, orders);
+        let mut input = self.issuer.identity_line(agent)?;
+        if is_coordinator {
+            input.push_str(&format!("{}\n", self.document));
+        }
+        // If the process has ended already, its exit is reported when it is waited for.
+        let _ = stdin.write_all(input.as_bytes()).await;
+        self.stdins.insert(agent, stdin);
+        Ok(stdout.filter(|_| is_coordinator).map(BufReader::new))
+    }
+
+    /// Starts a process that replaces one that has ended.
+    async fn start_replacement(&mut self, agent: AgentId) {
+        match self.start(agent).await {
+            Ok(Some(mut lines)) => {
+                let unresponsive = self.unresponsive.0.clone();
+                self.copying.spawn(async move {
+                    // The addresses are those of its predecessor.
+                    if let Ok(Some(_)) = first_line(&mut lines).await {
+                        copy_lines(lines, unresponsive).await;
+                    }
+                });
+            }
+            Ok(None) => {}
+            Err(error) => {
+                eprintln!("error: {error}");
+                self.running
+                    .spawn(async move { (agent, ProcessExit::Code(Exit::Failed.code().into()), Duration::ZERO) });
+            }
+        }
     }
 
     /// Handles events until every process has ended.
     async fn supervise_to_end(
         &mut self,
-        journal: Option<JournalEndpoint>,
+        mut supervisor: Supervisor,
         interrupts: &mut mpsc::UnboundedReceiver<()>,
     ) -> RunExit {
-        let mut supervisor = Supervisor::new(self.running.len());
         let (stop_failed, mut stop_failures) = mpsc::unbounded_channel();
         let mut deadline = None;
         while !supervisor.is_over() {
             let event = tokio::select! {
-                ended = self.running.join_next() => match ended {
-                    Some(Ok((agent, exit))) => SupervisorEvent::Ended(agent, exit),
+                Some(ended) = self.running.join_next() => match ended {
+                    Ok((agent, exit, uptime)) => SupervisorEvent::Ended(agent, exit, uptime),
                     // The task that waits for a process failed; the process is killed when the task is dropped.
-                    Some(Err(_)) => continue,
-                    None => break,
+                    Err(_) => continue,
+                },
+                Some(agent) = self.unresponsive.1.recv() => match self.started.get(&agent) {
+                    Some(started) => SupervisorEvent::Unresponsive(agent, started.elapsed()),
+                    None => continue,
+                },
+                Some(due) = self.replacements.join_next() => match due {
+                    Ok(agent) => SupervisorEvent::ReplacementDue(agent),
+                    Err(_) => continue,
                 },
                 Some(()) = interrupts.recv() => SupervisorEvent::Interrupted,
                 Some(()) = stop_failures.recv() => SupervisorEvent::StopFailed,
@@ -158,19 +228,50 @@ impl ChildProcesses {
             };
             for command in supervisor.handle_event(event) {
                 match command {
-                    SupervisorCommand::Stop(reason) => ask_to_stop(journal.clone(), reason, stop_failed.clone()),
+                    SupervisorCommand::Replace(agent, after) => {
+                        self.replacements.spawn(async move {
+                            sleep(after).await;
+                            agent
+                        });
+                    }
+                    SupervisorCommand::Start { agent, exit, was_unresponsive } => {
+                        self.print_replacement(agent, exit, was_unresponsive);
+                        self.start_replacement(agent).await;
+                    }
+                    SupervisorCommand::Kill(agent) => self.order(agent, DesiredState::Kill),
+                    SupervisorCommand::Stop(reason) => ask_to_stop(self.journal.clone(), reason, stop_failed.clone()),
                     SupervisorCommand::Within(time) => deadline = Some(Box::pin(sleep(time))),
                     SupervisorCommand::NoDeadline => deadline = None,
-                    SupervisorCommand::TerminateAll => drop(self.orders.send(DesiredState::Terminate)),
-                    SupervisorCommand::KillAll => drop(self.orders.send(DesiredState::Kill)),
+                    SupervisorCommand::TerminateAll => self.order_all(DesiredState::Terminate),
+                    SupervisorCommand::KillAll => self.order_all(DesiredState::Kill),
                 }
             }
         }
-        if let Some(copying) = self.copying.take() {
-            // The copying ends with the coordinator's pipe.
-            let _ = copying.await;
-        }
+        // The copying ends with the coordinators' pipes.
+        while self.copying.join_next().await.is_some() {}
         supervisor.run_exit()
+    }
+
+    fn order(&self, agent: AgentId, state: DesiredState) {
+        if let Some(orders) = self.orders.get(&agent) {
+            orders.send_replace(state);
+        }
+    }
+
+    fn order_all(&self, state: DesiredState) {
+        self.orders.values().for_each(|orders| _ = orders.send_replace(state));
+    }
+
+    /// Prints that a process is replaced.
+    fn print_replacement(&self, agent: AgentId, exit: ProcessExit, was_unresponsive: bool) {
+        if was_unresponsive {
+            eprintln!("warning: {agent} did not respond and was killed; a new {agent} is started");
+            return;
+        }
+        // A failure is explained by the last line; a signal is not.
+        let last = self.last_lines.get(&agent).filter(|_| matches!(exit, ProcessExit::Code(1..)));
+        let last = last.and_then(|lines| lines.get().pop()).map_or_else(String::new, |line| format!(" ({line})"));
+        eprintln!("warning: {agent} {exit}{last}; a new {agent} is started");
     }
 
     /// Prints the process whose end ended the run, with its last lines.
@@ -221,14 +322,18 @@ fn ask_to_stop(journal: Option<JournalEndpoint>, reason: String, failed: mpsc::U
     });
 }
 
-/// Copies lines to standard output as they arrive, and the coordinator's failure, the last one, to standard error. If
-/// the reader closes standard output (`| head`), the run continues.
-async fn copy_lines(mut from: BufReader<ChildStdout>) {
+/// Copies lines to standard output as they arrive, and the coordinator's failure, the last one, to standard error.
+/// Sends the agents that it reports as unresponsive. If the reader closes standard output (`| head`), the run
+/// continues.
+async fn copy_lines(mut from: BufReader<ChildStdout>, unresponsive: mpsc::UnboundedSender<AgentId>) {
     let mut out = Some(tokio::io::stdout());
     let mut line = Vec::new();
     while let Ok(1..) = from.read_until(b'\n', &mut line).await {
         if let Some(failure) = parse_failure(&line) {
             eprintln!("{failure}");
+        } else if let Some(agent) = parse_unresponsive(&line) {
+            // The receiver is dropped when the run has ended.
+            let _ = unresponsive.send(agent);
         } else if let Some(to) = &mut out
             && (to.write_all(&line).await.is_err() || to.flush().await.is_err())
         {

@@ -17,6 +17,7 @@ mod next_job;
 mod outputs;
 mod pods;
 mod ports;
+mod replacement;
 mod reproducibility;
 mod t5;
 mod termination;

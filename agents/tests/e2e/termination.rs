@@ -33,29 +33,6 @@ fn ctrl_c_saves_and_the_run_can_resume() {
 }
 
 #[test]
-fn killed_role_is_named_when_the_run_ends() {
-    let place = TestDir::new();
-    long_params(&place);
-    for victim in ["memoryx-1", "swarmx-0", "activation-1", "cs2-0", "coordinator-0"] {
-        let mut run = place.start(&format!("train -p params.yaml -o {victim} --num_csx 2 {MANY_STEPS_FLAG}"));
-        run.wait_for("Step=2,");
-        let roles = run.roles();
-        let (_, pid) = roles.iter().find(|(name, _)| name == victim).unwrap_or_else(|| panic!("{roles:?}"));
-        kill(*pid, Signal::KILL);
-        let ended = run.end();
-        assert_eq!(ended.code(), 1, "{victim}\n{}\n{}", ended.stdout, ended.stderr);
-        assert!(ended.stderr.contains(&format!("error: {victim} was killed")), "{victim}\n{}", ended.stderr);
-        assert!(!ended.stdout.contains("Stopped by the user"), "{victim}\n{}", ended.stdout);
-        wait_until_ended(&roles);
-        // Committed steps are saved, unless the shard that holds them or the coordinator that saves them was killed.
-        if !["memoryx-1", "coordinator-0"].contains(&victim) {
-            let last = place.train_lines(victim).len();
-            place.info(&format!("{victim}/checkpoint_{last}"));
-        }
-    }
-}
-
-#[test]
 fn no_process_outlives_a_killed_launcher() {
     let place = TestDir::new();
     long_params(&place);

@@ -24,6 +24,8 @@ pub type SystemId = u32;
 pub type ShardId = u32;
 /// Index of a SwarmX agent, `swarmx-<index>`.
 pub type SwarmId = u32;
+/// Index of an activation server, `activation-<index>`.
+pub type ActivationId = u32;
 
 /// The available agents.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -36,9 +38,9 @@ pub struct PlacementMembers {
     pub swarmx: Vec<SwarmId>,
     /// Maximum children of a SwarmX node, at least 2.
     pub fan_out: u32,
-    /// Number of activation servers. Systems share servers if there are fewer servers than systems. Surplus servers are
+    /// Available activation servers. Systems share servers if there are fewer servers than systems. Surplus servers are
     /// not used, because a system reads from one server at a time.
-    pub activation_servers: u32,
+    pub activation_servers: Vec<ActivationId>,
 }
 
 /// A child of a SwarmX node.
@@ -72,7 +74,7 @@ pub struct PlacedSystem {
     /// Index of its SwarmX node in [`Placement::swarm`].
     pub parent: usize,
     /// The activation server that sends its samples.
-    pub activation: u32,
+    pub activation: ActivationId,
 }
 
 /// The shard that owns a whole group.
@@ -122,6 +124,8 @@ pub enum PlacementError {
     /// No MemoryX shard is available.
     #[error("no MemoryX shard is available")]
     NoShards,
+    #[error("no activation server is available")]
+    NoActivationServers,
     /// A system would have no leaves.
     #[error(
         "{systems} systems were requested, but a batch has only {leaves} leaves; request at most {leaves}, or create \
@@ -197,7 +201,7 @@ impl Placement {
     /// Computes the placement of `plan` on `members`.
     ///
     /// # Errors
-    /// No system or no shard is available, there are more systems than leaves, too many rounds, or too few SwarmX
+    /// No system, no shard or no activation server is available, there are more systems than leaves, too many rounds, or too few SwarmX
     /// agents.
     pub fn new(plan: &StreamPlan, members: &PlacementMembers) -> Result<Self, PlacementError> {
         let systems = members.systems.len();
@@ -207,6 +211,10 @@ impl Placement {
         }
         if members.shards == 0 {
             return Err(PlacementError::NoShards);
+        }
+        let servers = &members.activation_servers;
+        if servers.is_empty() {
+            return Err(PlacementError::NoActivationServers);
         }
         if systems > leaves as usize {
             return Err(PlacementError::TooManySystems { systems, leaves });
@@ -220,11 +228,10 @@ impl Placement {
             check_rounds(leaves, systems, plan.leaves_per_round)?;
         }
         let (swarm, parents) = swarm_tree(systems, members.fan_out.max(2) as usize, &members.swarmx);
-        let servers = members.activation_servers.max(1);
         let place_system = |(index, &id): (usize, &SystemId)| PlacedSystem {
             id,
             parent: parents[index],
-            activation: (index as u32) % servers,
+            activation: servers[index % servers.len()],
         };
         Ok(Self {
             systems: members.systems.iter().enumerate().map(place_system).collect(),

@@ -72,12 +72,13 @@ fn alignment_costs_a_bounded_balance() {
 fn activation_servers_are_shared_evenly_or_one_each() {
     let plan = crate::testing::TINY.plan(8, 1, crate::testing::CS2).unwrap();
     for systems in 1..=8u32 {
-        for servers in 0..=10 {
+        for servers in 1..=10 {
             let (systems, swarmx) = ((0..systems).collect::<Vec<_>>(), (0..9).collect());
-            let members = PlacementMembers { systems, shards: 1, swarmx, fan_out: 4, activation_servers: servers };
+            let activation_servers = (3..3 + servers).collect();
+            let members = PlacementMembers { systems, shards: 1, swarmx, fan_out: 4, activation_servers };
             let placement = Placement::new(&plan, &members).unwrap();
-            let mut served = vec![0; servers.max(1) as usize];
-            placement.systems.iter().for_each(|system| served[system.activation as usize] += 1);
+            let mut served = vec![0; servers as usize];
+            placement.systems.iter().for_each(|system| served[system.activation as usize - 3] += 1);
             let (minimum, maximum) = (served.iter().min().unwrap(), served.iter().max().unwrap());
             assert!(maximum - minimum <= 1, "{served:?}");
         }

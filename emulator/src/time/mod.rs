@@ -213,7 +213,7 @@ pub fn nominal_placement(
         shards: appliance.memoryx.shards as u32,
         swarmx: (0..swarm_nodes(systems as usize, fan_out) as u32).collect(),
         fan_out,
-        activation_servers: systems,
+        activation_servers: (0..systems).collect(),
     };
     Placement::new(plan, &members)
 }

@@ -189,7 +189,13 @@ impl Coordinator {
         self.phase != Phase::Ended && over && self.lacks_checkpoint()
     }
 
-    pub(super) fn on_published(&mut self, step: u64) {
+    pub(super) fn on_published(&mut self, step: u64, path: String) {
         self.checkpoint.take_if(|checkpoint| checkpoint.step == step);
+        self.set_restore_point(step, path);
+    }
+
+    /// Returns whether the driver is creating or publishing the directory of a checkpoint.
+    pub(super) fn is_driver_saving(&self) -> bool {
+        self.is_staging() || self.checkpoint.as_ref().is_some_and(|checkpoint| checkpoint.waiting.is_empty())
     }
 }

@@ -21,7 +21,7 @@ pub struct RequiredAgents {
     pub shards: u32,
     /// Maximum children of a SwarmX node.
     pub fan_out: u32,
-    /// Number of activation servers.
+    /// Maximum number of activation servers; the run continues with one.
     pub activation_servers: u32,
 }
 
@@ -53,6 +53,8 @@ pub enum CoordinatorEvent {
     Published {
         /// Number of updates in it.
         step: u64,
+        /// Its directory.
+        path: String,
     },
     /// The driver could not create the directory of a checkpoint, or could not publish it.
     SaveFailed {
@@ -165,6 +167,16 @@ pub enum CoordinatorCommand {
         /// The shard that could not write, if one failed.
         agent: Option<AgentId>,
         cause: FailureCause,
+    },
+    /// A shard lost its parameters. All shards load the newest checkpoint, and the steps since are executed again. The
+    /// checkpoint in progress, if any, is abandoned: remove its directory.
+    ReportRestore {
+        /// The shard.
+        shard: AgentId,
+        /// The step of the checkpoint.
+        from: u64,
+        /// The newest committed step.
+        to: u64,
     },
     /// A new epoch begins.
     Epoch { epoch: Epoch, placement: Arc<Placement> },

@@ -58,6 +58,7 @@ impl Coordinator {
                 return false;
             }
             out.push(CoordinatorCommand::ReportEvaluation(sums.clone()));
+            self.evaluated_step = Some(sums.step);
             self.evaluating = None;
             self.done.evaluated = true;
             return true;
@@ -206,7 +207,7 @@ impl Coordinator {
         out.extend(here.map(|shard| CoordinatorCommand::Send(shard, AgentCommand::Commit { record })));
         self.step = record.step;
         self.record = Some(record);
-        self.done = StepProgress::default();
+        self.done = StepProgress { evaluated: self.is_evaluated(record.step), saved: false };
         self.pending_commit = Some(PendingCommit { record, metrics, waiting: self.shards().collect() });
     }
 

@@ -18,8 +18,9 @@ impl Coordinator {
         state: Option<ShardState>,
         out: &mut Vec<CoordinatorCommand>,
     ) {
-        self.members.insert(agent, MemberState { address, state: state.unwrap_or_default() });
-        if agent.role == Role::MemoryX {
+        let state = state.unwrap_or_default();
+        self.members.insert(agent, MemberState { address, state });
+        if agent.role == Role::MemoryX && state.loaded {
             // In this order: a missed snapshot is older than a missed commit.
             let commit = self.pending_commit.as_ref().map(|deciding| AgentCommand::Commit { record: deciding.record });
             let missed = self.missed_snapshot_command(agent).into_iter().chain(commit);
@@ -48,12 +49,15 @@ impl Coordinator {
         self.placement.as_ref().is_some_and(|placement| is_placed(placement, agent))
     }
 
-    /// Returns whether more systems could work than currently do.
-    pub(super) fn has_spare_systems(&self) -> bool {
-        let systems = self.placement.as_ref().map_or(0, |placement| placement.systems.len());
+    /// Returns whether more systems or activation servers could work than currently do.
+    pub(super) fn has_better_placement(&self) -> bool {
+        let capacity = |placement: &Placement| {
+            let servers: BTreeSet<u32> = placement.systems.iter().map(|system| system.activation).collect();
+            (placement.systems.len(), servers.len())
+        };
         matches!(self.phase, Phase::Linking(_) | Phase::Running)
-            && systems < self.required.systems as usize
-            && matches!(self.place_members(), Ok(Some(better)) if better.systems.len() > systems)
+            && matches!(self.place_members(), Ok(Some(better))
+                if self.placement.as_ref().is_none_or(|current| capacity(&better) > capacity(current)))
     }
 
     /// Handles a change of membership: abandons everything that is not decided. Shards continue to load parameters.
@@ -98,8 +102,8 @@ impl Coordinator {
     /// Returns a placement with as many of the requested systems as the joined agents can serve; `None` if these are
     /// too few.
     fn place_members(&self) -> Result<Option<Placement>, PlacementError> {
-        let server = |index| self.members.contains_key(&AgentId::new(Role::Activation, index));
-        if !(0..self.required.activation_servers.max(1)).all(server) {
+        let servers = self.indices_of_role(Role::Activation);
+        if servers.is_empty() {
             return Ok(None);
         }
         let mut members = PlacementMembers {
@@ -107,7 +111,7 @@ impl Coordinator {
             shards: self.required.shards,
             swarmx: self.indices_of_role(Role::SwarmX),
             fan_out: self.required.fan_out,
-            activation_servers: self.required.activation_servers,
+            activation_servers: servers.into_iter().take(self.required.activation_servers.max(1) as usize).collect(),
         };
         while members.systems.len() >= self.required.min_systems.max(1) as usize {
             match Placement::new(&self.plan, &members) {
@@ -151,24 +155,23 @@ impl Coordinator {
             let stale = states.iter().filter(|(_, state)| !loaded(state)).map(|&(shard, _)| shard);
             return self.load_shards(stale.collect(), out);
         }
-        if let Some(&(shard, _)) = states.iter().find(|(_, state)| !state.loaded) {
-            let reason =
-                "a MemoryX shard rejoined without its parameters: resume from the newest checkpoint".to_owned();
-            self.end(RunOutcome::Failed { reason, agent: Some(shard), cause: FailureCause::ShardLost }, out);
-            return false;
-        }
-        if self.pending_commit.is_some() {
+        let lost = states.iter().find(|(_, state)| !state.loaded).map(|&(shard, _)| shard);
+        if self.pending_commit.is_some() && lost.is_none() {
             return false;
         }
         if newest > self.step {
             (self.step, self.done) = (newest, self.resume_state.progress_at(newest));
+            self.evaluated_step = self.evaluated_step.max(self.done.evaluated.then_some(newest));
         }
-        let Some(record) = states.iter().find_map(|(_, state)| state.record.filter(|record| record.step == newest))
-        else {
-            return true;
-        };
-        self.record = Some(record);
-        self.report_step(record, Vec::new(), out);
+        let record = states.iter().find_map(|(_, state)| state.record.filter(|record| record.step == newest));
+        if let Some(record) = record {
+            self.record = Some(record);
+            self.report_step(record, Vec::new(), out);
+        }
+        if let Some(shard) = lost {
+            return self.restore(shard, &states, out);
+        }
+        let Some(record) = record else { return true };
         let agree = states.iter().all(|(_, state)| state.committed == newest);
         if !agree {
             self.issue_commit(record, Vec::new(), out);
@@ -177,7 +180,7 @@ impl Coordinator {
     }
 
     /// Loads the parameters of these shards. Returns true if there are none.
-    fn load_shards(&mut self, shards: BTreeSet<AgentId>, out: &mut Vec<CoordinatorCommand>) -> bool {
+    pub(super) fn load_shards(&mut self, shards: BTreeSet<AgentId>, out: &mut Vec<CoordinatorCommand>) -> bool {
         if shards.is_empty() {
             return true;
         }

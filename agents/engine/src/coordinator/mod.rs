@@ -6,20 +6,23 @@
 //!        '-- an agent or a link is lost, or a requested system has joined -----'
 //! ```
 //!
-//! * A system that joins waits for the end of the current iteration. After a link failure, the next epoch waits for a
-//!   delay.
+//! * An agent that joins and is not needed waits for the end of the current iteration. After a link failure, the next
+//!   epoch waits for a delay.
 //! * A training iteration is decided once every shard has reported it prepared and the loss of every leaf is known. The
 //!   commit is sent until every shard has acknowledged it, over any number of epochs. Everything before that decision
 //!   may be discarded and repeated.
 //! * A run that only evaluates may have several sources. Each is loaded, linked and evaluated in its own epoch.
 //! * No state is durable: the coordinator of a later attempt, started with the same source, continues from the state of
 //!   the shards.
+//! * If a shard rejoins without its parameters, all shards load the newest checkpoint, and the steps since are executed
+//!   again: with the same bits, so what was reported of them is not reported again.
 
 mod checkpointing;
 mod events;
 mod iterations;
 mod link_failures;
 mod membership;
+mod restore;
 mod run_policy;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -42,6 +45,7 @@ pub use run_policy::{
 use checkpointing::CheckpointInProgress;
 use iterations::{CurrentIteration, EvaluationInProgress, PendingCommit};
 use link_failures::LinkFailures;
+use restore::RestorePoint;
 
 #[derive(Debug)]
 struct MemberState {
@@ -69,19 +73,23 @@ pub struct Coordinator {
     policy: RunPolicy,
     required: RequiredAgents,
     source: ParameterSource,
+    /// What all shards load after one of them has lost its parameters.
+    restore_point: RestorePoint,
     /// Sources to evaluate after `source`, in order.
     remaining_sources: VecDeque<ParameterSource>,
     epoch: Epoch,
     phase: Phase,
     members: BTreeMap<AgentId, MemberState>,
     placement: Option<Arc<Placement>>,
-    /// Whether a system joined that may be included from the next iteration on.
+    /// Whether an agent joined that may be included from the next iteration on.
     late_joiners: bool,
     failures: LinkFailures,
     /// Number of updates committed, or decided to be.
     step: u64,
     /// The newest step reported by [`CoordinatorCommand::ReportStep`], or known at the start.
     reported_step: u64,
+    /// The newest step whose evaluation was reported.
+    evaluated_step: Option<u64>,
     /// Commit record of the newest committed step that is known.
     record: Option<CommitRecord>,
     /// What has been done at `step`.
@@ -119,6 +127,8 @@ impl Coordinator {
             required,
             step: source.step(),
             reported_step: source.step(),
+            evaluated_step: done.evaluated.then_some(source.step()),
+            restore_point: RestorePoint { source: source.clone(), is_saved: done.saved },
             source,
             remaining_sources: VecDeque::new(),
             epoch: Epoch { attempt, number: 0 },
@@ -181,7 +191,7 @@ impl Coordinator {
             CoordinatorEvent::CheckpointRequested => self.checkpoint_wanted = !self.done.saved,
             CoordinatorEvent::StopRequested => self.request_stop(),
             CoordinatorEvent::Staged(snapshot) => self.on_staged(snapshot, out),
-            CoordinatorEvent::Published { step } => self.on_published(step),
+            CoordinatorEvent::Published { step, path } => self.on_published(step, path),
             CoordinatorEvent::SaveFailed { step, reason, cause } => self.on_save_failed(step, reason, cause, out),
             CoordinatorEvent::RetrySave => self.retry_checkpoint(),
             CoordinatorEvent::BackoffElapsed { epoch } => self.failures.backoff_elapsed(epoch),
@@ -226,7 +236,7 @@ impl Coordinator {
         loop {
             if self.late_joiners && self.current.is_none() && self.evaluating.is_none() {
                 self.late_joiners = false;
-                if self.has_spare_systems() {
+                if self.has_better_placement() {
                     self.restart_gathering();
                 }
             }
@@ -275,7 +285,8 @@ impl Coordinator {
             return;
         }
         let agreed = matches!(self.phase, Phase::Linking(_) | Phase::Running) || (begun && self.is_checkpointed());
-        if !agreed && !self.align_shards(out) {
+        // A checkpoint in progress is never finished by a shard that has lost its parameters.
+        if (!agreed || self.lacks_parameters()) && !self.align_shards(out) {
             return;
         }
         if self.is_checkpointed() {

@@ -26,6 +26,8 @@ pub struct History {
     /// Steps of published checkpoints.
     pub saved: BTreeSet<u64>,
     pub outcome: Option<RunOutcome>,
+    /// The newest step committed before the shards were restored, while its steps are executed again.
+    pub restoring_to: Option<u64>,
 }
 
 impl History {
@@ -159,6 +161,13 @@ impl SimulatedCoordinator {
                     history.unsaved.insert(step);
                     self.background_tasks.push(BackgroundTask::SaveAgain);
                 }
+                CoordinatorCommand::ReportRestore { from, to, .. } => {
+                    if from > to || self.is_saving() {
+                        return Err(format!("it restores step {from} after step {to} and saves at the same time"));
+                    }
+                    history.coverage.restored_steps += (to - from) as usize;
+                    history.restoring_to = Some(to);
+                }
                 CoordinatorCommand::Epoch { .. } => history.epochs += 1,
                 // Increasing delays, as in real time: the end of a dead agent's stream arrives first.
                 CoordinatorCommand::Backoff { epoch, failures, .. } => {
@@ -184,7 +193,13 @@ impl SimulatedCoordinator {
                 CoordinatorCommand::End(outcome) => history.outcome = Some(outcome),
             }
         }
+        history.restoring_to.take_if(|to| *to <= self.machine.step());
         Ok(())
+    }
+
+    fn is_saving(&self) -> bool {
+        let saves = |task: &BackgroundTask| matches!(task, BackgroundTask::Stage(_) | BackgroundTask::Publish { .. });
+        self.background_tasks.iter().any(saves)
     }
 
     /// Returns the step of the current evaluation according to the commands: the state machine may be ahead of it.
@@ -244,7 +259,7 @@ impl SimulatedCoordinator {
                 let path = format!("{}/{step}/{}", network.attempt, self.directories);
                 publish(step, &path, &digests, record, job, network)?;
                 history.saved.insert(step);
-                CoordinatorEvent::Published { step }
+                CoordinatorEvent::Published { step, path: step.to_string() }
             }
         };
         self.on(event, job, network, history)

@@ -18,7 +18,8 @@ fn rejects_payloads_of_the_wrong_size() {
     let mut plan = model::plan(&mut Random::new(3));
     (plan.leaves.count, plan.leaves_per_round) = (1, 1);
     let plan = Arc::new(plan);
-    let members = PlacementMembers { systems: vec![0], shards: 1, swarmx: vec![0], fan_out: 2, activation_servers: 1 };
+    let (systems, swarmx, activation_servers) = (vec![0], vec![0], vec![0]);
+    let members = PlacementMembers { systems, shards: 1, swarmx, fan_out: 2, activation_servers };
     let placement = Arc::new(Placement::new(&plan, &members).unwrap());
     let (epoch, node) = (Epoch { attempt: 1, number: 1 }, placement.tree.root());
     let iteration = Iteration { number: 0, task: IterationKind::Train { step: 1 } };

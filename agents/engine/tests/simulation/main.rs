@@ -1,9 +1,9 @@
 //! Simulates the five roles together, without sockets: agents and links in memory, a scheduler that delivers in any
-//! order that a network may choose, crashes of any agent except MemoryX, slow and failing storage, the smallest
+//! order that a network may choose, crashes of any agent, slow and failing storage, the smallest
 //! windows, and a toy model whose bits reveal every mistake. State machines and chunk store are those of the product.
 //!
 //! A run is a pure function of its seed. A failure reports the seed; `MILLRACE_SIMULATION_SEED=<n> cargo test` runs it
-//! alone.
+//! alone. `MILLRACE_SIMULATION_SEEDS=<n>` runs the first n seeds instead of [`SEEDS`].
 
 mod agent;
 mod coordinator;
@@ -32,8 +32,12 @@ use setup::{Fault, FaultTrigger, SimulatedAttempt, SimulatedJob, SlowComponent};
 const SEEDS: std::ops::Range<u64> = 0..250;
 
 fn seeds() -> Vec<u64> {
-    let one = std::env::var("MILLRACE_SIMULATION_SEED").ok().and_then(|seed| seed.parse().ok());
-    one.map_or_else(|| SEEDS.collect(), |seed| vec![seed])
+    let number = |name| std::env::var(name).ok().and_then(|number| number.parse().ok());
+    match (number("MILLRACE_SIMULATION_SEED"), number("MILLRACE_SIMULATION_SEEDS")) {
+        (Some(seed), _) => vec![seed],
+        (None, Some(seeds)) => (0..seeds).collect(),
+        (None, None) => SEEDS.collect(),
+    }
 }
 
 /// Checks the properties that every run must have, whatever faults it had.
@@ -91,9 +95,10 @@ fn runs_match_the_reference_bit_for_bit() {
     }
     println!("{epochs} epochs, {restarts} coordinators replaced, {coverage:?}");
     if seeds().len() > 1 {
-        let Coverage { committed_in_snapshots, copied_for_snapshots, waited_for_copies, failed_writes } = coverage;
-        let all = [committed_in_snapshots, copied_for_snapshots, waited_for_copies, failed_writes];
-        assert!(all.iter().all(|times| *times >= 10), "the seeds no longer cover the store: {coverage:?}");
+        let Coverage { committed_in_snapshots, copied_for_snapshots, waited_for_copies, .. } = coverage;
+        let failures = [coverage.failed_writes, coverage.restored_steps];
+        let all = [committed_in_snapshots, copied_for_snapshots, waited_for_copies].into_iter().chain(failures);
+        assert!(all.clone().all(|times| times >= 10), "the seeds no longer cover the store: {coverage:?}");
     }
 }
 
@@ -152,6 +157,29 @@ fn rejoining_shard_receives_missed_commands() {
     }
 }
 
+#[test]
+fn lost_shard_is_restored_in_any_phase() {
+    let job = SimulatedJob::small();
+    let commits = (1..=4).flat_map(|step| (1..=2).map(move |shards| FaultTrigger::Recorded(step, shards)));
+    let frames = (1..=4).flat_map(|step| [1, 5].map(|frames| FaultTrigger::Gathered(step, frames)));
+    let mut coverage = Coverage::default();
+    for when in commits.chain(frames).chain([FaultTrigger::Writing(1), FaultTrigger::Writing(2)]) {
+        for others in [vec![], vec![Role::MemoryX], vec![Role::Coordinator], vec![Role::Cs2, Role::MemoryX]] {
+            let crashes = std::iter::once(Role::MemoryX).chain(others).map(|role| (when, Fault::Crash(role)));
+            let crashes: Vec<_> = crashes.collect();
+            for seed in 0..8 {
+                // A slow shard has not recorded a commit when the other one is back.
+                let laggard = (seed % 2 == 1).then_some(SlowComponent::Agent(Role::MemoryX));
+                let life = SimulatedAttempt { laggard, ..SimulatedAttempt::small(2, 1, 2, &crashes) };
+                let history = simulate(seed, &job, Random::new(seed), |_| life.clone());
+                assert_eq!(history.stops, 0, "the attempt ended");
+                coverage += history.coverage;
+            }
+        }
+    }
+    assert!(coverage.restored_steps > 100, "{coverage:?}");
+}
+
 /// Faults inserted into `ChunkStore` by hand, and the first seed that detects each: an update after the snapshot's step
 /// in `take_for_snapshot` (without the bound on the pending update's step, and without the check after it): seed 4, and
 /// seed 66 of [`runs_match_the_reference_bit_for_bit`]; no copy before the update in `read`: seeds 0 and 25.
@@ -173,7 +201,7 @@ fn checkpoints_have_their_step_on_slow_or_failing_storage() {
         coverage += history.coverage;
         assert_eq!(!history.unsaved.is_empty(), !faults.is_empty(), "seed {seed}");
     }
-    let Coverage { committed_in_snapshots, copied_for_snapshots, waited_for_copies, failed_writes } = coverage;
+    let Coverage { committed_in_snapshots, copied_for_snapshots, waited_for_copies, failed_writes, .. } = coverage;
     let all = [committed_in_snapshots, copied_for_snapshots, waited_for_copies, failed_writes];
     assert!(all.iter().all(|times| *times >= 20), "the seeds do not cover the store: {coverage:?}");
 }

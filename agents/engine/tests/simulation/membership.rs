@@ -22,6 +22,7 @@ const fn system(index: u32) -> AgentId {
 struct CoordinatorFixture {
     machine: Coordinator,
     job: SimulatedJob,
+    shards: Vec<AgentId>,
     systems: Vec<AgentId>,
     /// Commands of the last event.
     out: Vec<CoordinatorCommand>,
@@ -30,15 +31,23 @@ struct CoordinatorFixture {
 impl CoordinatorFixture {
     /// A coordinator with one shard, node and server, and one of the two requested systems, in its first epoch.
     fn running() -> Self {
+        Self::running_with(&[SHARD])
+    }
+
+    fn running_with(shards: &[AgentId]) -> Self {
         let job = SimulatedJob::small();
-        let wanted = RequiredAgents { systems: 2, min_systems: 1, shards: 1, fan_out: 2, activation_servers: 1 };
+        let count = shards.len() as u32;
+        let wanted = RequiredAgents { systems: 2, min_systems: 1, shards: count, fan_out: 2, activation_servers: 1 };
         let (plan, policy) = (job.plan.clone(), job.policy.clone());
         let machine = Coordinator::new(plan, policy, wanted, ParameterSource::Initial, 1, ResumeState::default());
-        let mut desk = Self { machine, job, systems: Vec::new(), out: Vec::new() };
-        for agent in [SHARD, NODE, SERVER, system(0)] {
+        let shards = shards.to_vec();
+        let mut desk = Self { machine, job, shards: shards.clone(), systems: Vec::new(), out: Vec::new() };
+        for agent in shards.iter().copied().chain([NODE, SERVER, system(0)]) {
             desk.join(agent);
         }
-        desk.report(SHARD, AgentReport::Loaded { state: ShardState { loaded: true, ..ShardState::default() } });
+        for shard in shards {
+            desk.report(shard, AgentReport::Loaded { state: ShardState { loaded: true, ..ShardState::default() } });
+        }
         assert_eq!(desk.configured(), Some(1));
         desk.link();
         desk
@@ -71,7 +80,7 @@ impl CoordinatorFixture {
     /// Reports that all agents of the epoch have established their links.
     fn link(&mut self) {
         let epoch = self.machine.epoch();
-        for agent in [SHARD, NODE, SERVER].into_iter().chain(self.systems.clone()) {
+        for agent in [NODE, SERVER].into_iter().chain(self.shards.clone()).chain(self.systems.clone()) {
             self.report(agent, AgentReport::Linked { epoch });
         }
     }
@@ -92,8 +101,10 @@ impl CoordinatorFixture {
             |leaf| LeafResult { leaf, loss: 1.0, tokens: 1, correct: 0, other, metrics: metrics(), bad_layer: None };
         let results = (0..self.job.plan.leaves.count).map(result).collect();
         self.report(system(0), AgentReport::Leaves { epoch, iteration: iteration.number, results });
-        let norms = (0..self.job.plan.chunks.len()).map(|chunk| (chunk, 1.0)).collect();
-        self.report(SHARD, AgentReport::Prepared { epoch, step, norms });
+        let norms: Vec<_> = (0..self.job.plan.chunks.len()).map(|chunk| (chunk, 1.0)).collect();
+        for shard in self.shards.clone() {
+            self.report(shard, AgentReport::Prepared { epoch, step, norms: norms.clone() });
+        }
     }
 
     fn lose_link(&mut self, reporter: AgentId, peer: AgentId) -> Option<(Epoch, Duration, u32)> {
@@ -164,6 +175,23 @@ fn link_failures_reset_on_new_epoch_or_finished_iteration() {
     let iteration = desk.opened().unwrap();
     desk.finish(iteration);
     assert_eq!(desk.lose_link(system(0), NODE).unwrap().2, 1);
+}
+
+/// A shard that has not acknowledged a commit may still record it, so it must not keep its parameters.
+#[test]
+fn restored_shards_load_again_despite_a_commit_in_flight() {
+    let other = AgentId::new(Role::MemoryX, 1);
+    let mut desk = CoordinatorFixture::running_with(&[SHARD, other]);
+    let iteration = desk.opened().unwrap();
+    desk.finish(iteration);
+    desk.on(CoordinatorEvent::Lost { agent: SHARD });
+    desk.join(SHARD);
+    let loads = |command: &CoordinatorCommand| match command {
+        CoordinatorCommand::Send(agent, AgentCommand::Load(source)) => Some((*agent, source.step())),
+        _ => None,
+    };
+    assert_eq!(desk.out.iter().filter_map(loads).collect::<Vec<_>>(), [(SHARD, 0), (other, 0)]);
+    assert!(desk.out.iter().any(|command| matches!(command, CoordinatorCommand::ReportRestore { from: 0, to: 1, .. })));
 }
 
 #[test]

@@ -95,6 +95,8 @@ pub struct Coverage {
     pub waited_for_copies: usize,
     /// Snapshots that could not be written.
     pub failed_writes: usize,
+    /// Steps executed again after a shard had lost its parameters.
+    pub restored_steps: usize,
 }
 
 impl std::ops::AddAssign for Coverage {
@@ -103,6 +105,7 @@ impl std::ops::AddAssign for Coverage {
         self.copied_for_snapshots += more.copied_for_snapshots;
         self.waited_for_copies += more.waited_for_copies;
         self.failed_writes += more.failed_writes;
+        self.restored_steps += more.restored_steps;
     }
 }
 

@@ -181,7 +181,8 @@ fn random_tick(random: &mut Random) -> u64 {
 
 fn fault(random: &mut Random) -> Fault {
     match random.below(100) {
-        0..20 => Fault::Crash(Role::Cs2),
+        0..13 => Fault::Crash(Role::Cs2),
+        13..20 => Fault::Crash(Role::MemoryX),
         20..32 => Fault::Crash(Role::SwarmX),
         32..40 => Fault::Crash(Role::Activation),
         40..58 => Fault::Crash(Role::Coordinator),

@@ -29,6 +29,8 @@ pub struct ShardBody {
     snapshots: SnapshotTracker,
     /// Every commit since the parameters were loaded.
     pub commits: Vec<CommitRecord>,
+    /// Updates in the parameters when they were loaded.
+    pub loaded_step: u64,
     root: AgentId,
     /// Commands to execute once the link is established.
     first: Vec<ShardCommand>,
@@ -64,6 +66,7 @@ impl ShardBody {
             writer: None,
             snapshots: SnapshotTracker::default(),
             commits: Vec::new(),
+            loaded_step: 0,
             root: AgentId::new(Role::SwarmX, 0),
             first: Vec::new(),
             most_open: 0,
@@ -90,8 +93,12 @@ impl ShardBody {
                 let place_of_shard = (self.index, job.shards);
                 let store = store::filled(&job.plan, place_of_shard, source.step(), state, job.copies);
                 self.store = Some(store.map_err(|error| error.to_string())?);
-                (self.writer, self.commits) = (None, Vec::new());
+                (self.writer, self.commits, self.loaded_step) = (None, Vec::new(), source.step());
+                // Nothing remains of the parameters that were loaded before, as in the product.
+                self.machine = Shard::new(self.index, job.plan.clone());
+                self.snapshots = SnapshotTracker::default();
                 self.jobs.clear();
+                self.gathered.clear();
                 let report = self.machine.on_loaded(source.step());
                 context.report(report);
                 Ok(())

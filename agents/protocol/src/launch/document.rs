@@ -8,6 +8,7 @@ use std::path::PathBuf;
 
 use millrace_emulator::numerics::Isa;
 use millrace_emulator::placement::swarm_nodes;
+use millrace_engine::types::{AgentId, Role};
 use millrace_params::{CheckpointStates, JobSpec, MachineSpec, Mode, ResolveOutput};
 use serde::{Deserialize, Serialize};
 
@@ -93,12 +94,30 @@ impl AgentCounts {
         let fan_out = u32::try_from(appliance.swarmx.fan_out).unwrap_or(u32::MAX);
         Self {
             systems: run.num_csx,
-            least_systems: run.num_csx,
+            least_systems: 1,
             shards: job.memoryx_shards(appliance),
             swarmx: swarm_nodes(run.num_csx, fan_out),
             fan_out,
             activation_servers: run.num_csx,
         }
+    }
+
+    /// Returns the number of agents of `role`.
+    pub const fn of(&self, role: Role) -> usize {
+        match role {
+            Role::Coordinator => 1,
+            Role::MemoryX => self.shards,
+            Role::SwarmX => self.swarmx,
+            Role::Activation => self.activation_servers,
+            Role::Cs2 => self.systems,
+        }
+    }
+
+    /// Returns all agents: by role, the coordinator first.
+    pub fn agents(&self) -> impl Iterator<Item = AgentId> + use<> {
+        let counts = *self;
+        let indices = move |role| 0..u32::try_from(counts.of(role)).unwrap_or(u32::MAX);
+        Role::ALL.into_iter().flat_map(move |role| indices(role).map(move |index| AgentId::new(role, index)))
     }
 }
 

@@ -21,7 +21,7 @@
 //!   but has not left the launcher's process group yet.
 //! * No process is replaced once the run is ending, except a shard while the user's stop waits for it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use millrace_engine::types::{AgentId, Role};
@@ -40,6 +40,10 @@ pub const SAVE_TIMEOUT: Duration = Duration::from_secs(30);
 pub const LEAVE_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long all other processes have to leave once the coordinator has ended.
 pub const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// How long a process must have run to count as unresponsive: the coordinator reports an agent 2 s after its loss, so
+/// an older process is not a replacement of it.
+const START_TIMEOUT: Duration = Duration::from_millis(2500);
 
 /// Number of the signal of Ctrl-C.
 const SIGINT: i32 = rustix::process::Signal::INT.as_raw();
@@ -86,8 +90,8 @@ impl std::fmt::Display for ProcessExit {
 pub enum SupervisorEvent {
     /// A process ended after it had run for this time.
     Ended(AgentId, ProcessExit, Duration),
-    /// The coordinator counts an agent as lost whose process runs.
-    Unresponsive(AgentId),
+    /// The coordinator counts an agent as lost whose process has run for this time.
+    Unresponsive(AgentId, Duration),
     /// The time of a [`SupervisorCommand::Replace`] has elapsed.
     ReplacementDue(AgentId),
     /// The user interrupted the run.
@@ -103,8 +107,13 @@ pub enum SupervisorEvent {
 pub enum SupervisorCommand {
     /// Send [`SupervisorEvent::ReplacementDue`] after this time.
     Replace(AgentId, Duration),
-    /// Report to the user that the process of this agent ended in this way, and start another one.
-    Start(AgentId, ProcessExit),
+    /// Report to the user how the process of this agent ended, and start another one.
+    Start {
+        agent: AgentId,
+        exit: ProcessExit,
+        /// Whether it was killed because it did not respond.
+        was_unresponsive: bool,
+    },
     /// Send SIGKILL to the process of this agent.
     Kill(AgentId),
     /// Ask the coordinator to save and stop, for this reason.
@@ -134,6 +143,8 @@ pub struct Supervisor {
     /// Minimum number of systems with which training continues.
     least_systems: usize,
     losses: BTreeMap<AgentId, LossCount>,
+    /// Processes that are killed because they do not respond.
+    unresponsive: BTreeSet<AgentId>,
     /// Processes that ended and will be replaced.
     replacing: BTreeMap<AgentId, ProcessExit>,
     coordinator: Option<ProcessExit>,
@@ -150,18 +161,12 @@ impl Supervisor {
     /// Creates a supervisor of a run whose processes have all been started; without any but the coordinator if `others`
     /// is false.
     pub fn new(counts: &AgentCounts, others: bool) -> Self {
-        let count = |role| match role {
-            Role::Coordinator => 1,
-            _ if !others => 0,
-            Role::MemoryX => counts.shards,
-            Role::SwarmX => counts.swarmx,
-            Role::Activation => counts.activation_servers,
-            Role::Cs2 => counts.systems,
-        };
+        let count = |role| if others || role == Role::Coordinator { counts.of(role) } else { 0 };
         Self {
             running: Role::ALL.into_iter().map(|role| (role, count(role))).collect(),
             least_systems: counts.least_systems,
             losses: BTreeMap::new(),
+            unresponsive: BTreeSet::new(),
             replacing: BTreeMap::new(),
             coordinator: None,
             failed_process: None,
@@ -181,13 +186,18 @@ impl Supervisor {
     pub fn handle_event(&mut self, event: SupervisorEvent) -> Vec<SupervisorCommand> {
         match event {
             SupervisorEvent::Ended(agent, exit, uptime) => self.on_ended(agent, exit, uptime),
-            // Its end follows, and counts as its loss.
-            SupervisorEvent::Unresponsive(agent) if !self.is_ending() => vec![SupervisorCommand::Kill(agent)],
-            SupervisorEvent::Unresponsive(_) => Vec::new(),
+            // A younger process is a replacement that is still starting. The end of an older one follows, and counts
+            // as its loss.
+            SupervisorEvent::Unresponsive(agent, uptime) if uptime > START_TIMEOUT && !self.is_ending() => {
+                self.unresponsive.insert(agent);
+                vec![SupervisorCommand::Kill(agent)]
+            }
+            SupervisorEvent::Unresponsive(..) => Vec::new(),
             SupervisorEvent::ReplacementDue(agent) => match self.replacing.remove(&agent) {
                 Some(exit) => {
                     *self.running.entry(agent.role).or_default() += 1;
-                    vec![SupervisorCommand::Start(agent, exit)]
+                    let was_unresponsive = self.unresponsive.remove(&agent);
+                    vec![SupervisorCommand::Start { agent, exit, was_unresponsive }]
                 }
                 None => Vec::new(),
             },

@@ -27,8 +27,9 @@ use millrace_emulator::numerics::Isa;
 use millrace_emulator::report::{PlanReport, format_rough_duration};
 use millrace_emulator::sparsity::SparsityMasks;
 use millrace_params::DataSource;
+use millrace_protocol::proto;
 use millrace_protocol::security::{AttemptName, AuthenticatedIncoming};
-use millrace_protocol::{proto, transport};
+use millrace_protocol::transport::{self, KeepAlive};
 use millrace_telemetry::journal::OutcomeReason;
 use millrace_telemetry::logs::{AgentName, LogRecord, Logger};
 use millrace_telemetry::metric_definitions::RoleMetrics;
@@ -162,7 +163,9 @@ fn serve_control(incoming: AuthenticatedIncoming, service: ControlService) {
         .max_decoding_message_size(MAX_CONTROL_MESSAGE_BYTES)
         .max_encoding_message_size(MAX_CONTROL_MESSAGE_BYTES);
     tokio::spawn(async move {
-        if let Err(error) = transport::server().add_service(service).serve_with_incoming(incoming).await {
+        if let Err(error) =
+            transport::server_with(KeepAlive::CONTROL).add_service(service).serve_with_incoming(incoming).await
+        {
             tracing::error!("the control port is no longer served: {error}");
         }
     });
@@ -171,6 +174,8 @@ fn serve_control(incoming: AuthenticatedIncoming, service: ControlService) {
 /// The result of all checks and preparations before the first agent receives a command.
 pub struct PreparedRun {
     pub launch: LaunchDocument,
+    /// Whether a launcher on this machine started the agents.
+    pub by_launcher: bool,
     /// The job, compiled for the best instruction set that it may use. The instruction set is pinned when all agents
     /// have joined.
     pub compiled: CompiledJob,
@@ -195,13 +200,13 @@ pub struct PreparedRun {
 async fn prepare(
     mut launch: LaunchDocument,
     last_report: TerminationReport,
-    all_on_this_host: bool,
+    by_launcher: bool,
     console: &Console,
 ) -> Result<PreparedRun, AgentError> {
     print_notes(&launch, console);
     let document = JobDocument::new(launch.job.clone(), launch.appliance.clone())?;
     let mut compiled = document.compile(launch.isa.unwrap_or_else(Isa::detect))?;
-    let step_estimate = print_plan(&launch, &compiled, all_on_this_host, console)?;
+    let step_estimate = print_plan(&launch, &compiled, by_launcher, console)?;
     let job = compiled.job.clone();
     let bar = console.clone();
     bar.begin("Tokenizing", 1);
@@ -239,6 +244,7 @@ async fn prepare(
     start_point.report.iter().for_each(|sentence| console.line(sentence));
     Ok(PreparedRun {
         launch,
+        by_launcher,
         compiled,
         job_json,
         model_metrics,

@@ -371,6 +371,17 @@ impl Reporter {
         self.files.record(journal::JournalEvent::CheckpointFailed { step, message: sentence.to_owned() });
     }
 
+    /// Reports that all shards load the checkpoint of step `from`, because `shard` lost its parameters, and that the
+    /// steps up to `to` are executed again.
+    pub fn restored(&mut self, shard: AgentId, from: u64, to: u64) {
+        let again = match to - from {
+            0 => "no step is executed again".to_owned(),
+            1 => format!("step {to} is executed again"),
+            _ => format!("steps {} to {to} are executed again", from + 1),
+        };
+        tracing::warn!(step = to, "{shard} lost its parameters: all shards load those of step {from}, and {again}");
+    }
+
     /// Reports the outcome of the run after `step` updates; returns the exit of the process. `digest` is that of the
     /// saved parameters of this step, if they were saved.
     pub fn finish(mut self, end: RunEnd, step: u64, digest: Option<String>) -> Exit {

@@ -197,10 +197,7 @@ impl ShardDriver {
     /// Creates the store and fills it on another thread.
     fn begin_loading(&mut self, source: ParameterSource) -> Result<(), AgentError> {
         if self.loading.is_some() {
-            // Parameters were loaded before: the new ones get a new store, so that nothing of the old ones remains.
-            let (work, jobs) = blocking::channel();
-            (self.store, self.work, self.jobs) = (None, work, Some(jobs));
-            self.backlog = Arc::new(backlog_of(&self.session.job));
+            self.discard_store();
         }
         let store = self.store()?;
         self.loading = Some(Loading { source: source.clone(), done: false, next: None });
@@ -213,6 +210,17 @@ impl ShardDriver {
             let _ = done.send(StoreTaskResult::Loaded { source, result });
         })
         .map(drop)
+    }
+
+    /// Discards the parameters that were loaded before, with all work and results of their threads.
+    fn discard_store(&mut self) {
+        let ((work, jobs), (done, results)) = (blocking::channel(), mpsc::unbounded_channel());
+        (self.store, self.work, self.jobs, self.done, self.results) = (None, work, Some(jobs), done, results);
+        self.backlog = Arc::new(backlog_of(&self.session.job));
+        self.shard = Shard::new(self.context.me().index, self.session.job.plan.clone());
+        self.snapshots = SnapshotTracker::default();
+        // The coordinator configures an epoch after the parameters are loaded.
+        self.link = None;
     }
 
     /// Returns the store; creates it and its thread on the first call.

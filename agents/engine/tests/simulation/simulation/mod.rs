@@ -61,6 +61,8 @@ pub struct Simulation<'a> {
     gathered: BTreeMap<u64, u64>,
     /// Updates committed by the shards that have finished.
     ended: Vec<u64>,
+    /// Whether a shard has finished that had not loaded parameters.
+    ended_without_parameters: bool,
     pub history: History,
 }
 
@@ -94,6 +96,7 @@ impl<'a> Simulation<'a> {
             tick: 0,
             gathered: BTreeMap::new(),
             ended: Vec::new(),
+            ended_without_parameters: false,
             history,
         };
         let spare = world.network.random.within(0, 1) as u32;
@@ -283,13 +286,24 @@ impl<'a> Simulation<'a> {
             Action::StartCoordinator => {
                 self.network.attempt += 1;
                 let (plan, policy) = (self.job.plan.clone(), self.job.policy.clone());
-                let (source, attempt) = (self.source.clone(), self.network.attempt);
-                let machine = Coordinator::new(plan, policy, self.life.wanted, source, attempt, self.known());
+                let (source, known) = (self.newest_source(), self.known());
+                if self.job.policy.train {
+                    // What another coordinator reported after this step is superseded.
+                    self.history.truncate_after(known.step);
+                    self.history.restoring_to = None;
+                }
+                let machine = Coordinator::new(plan, policy, self.life.wanted, source, self.network.attempt, known);
                 let further = self.job.evaluates.iter().skip(1).map(|&step| source_of(step));
                 self.coordinator = Some(SimulatedCoordinator::new(machine.with_further_evaluations(further)));
                 Ok(())
             }
         }
+    }
+
+    /// Returns the source of a new coordinator: in a training run, the newest checkpoint.
+    fn newest_source(&self) -> ParameterSource {
+        let newest = self.network.published.keys().copied().max().unwrap_or(0);
+        if self.job.policy.train { source_of(newest) } else { self.source.clone() }
     }
 
     /// Returns what a new coordinator finds on the disk about the step it resumes from.
@@ -298,8 +312,9 @@ impl<'a> Simulation<'a> {
             return ResumeState::default();
         }
         let held = self.agents.keys().filter_map(|id| self.committed(*id)).max().unwrap_or(0);
-        let step = held.max(self.source.step());
-        let saved = self.source != ParameterSource::Initial && step == self.source.step();
+        let newest = self.newest_source();
+        let step = held.max(newest.step());
+        let saved = newest != ParameterSource::Initial && step == newest.step();
         ResumeState { step, done: StepProgress { saved, evaluated: self.history.evaluated.contains_key(&step) } }
     }
 
@@ -371,10 +386,12 @@ impl<'a> Simulation<'a> {
         self.network.cut_links(id, None);
         let RoleState::Shard(shard) = &mut agent.body else { return Ok(()) };
         let committed = shard.machine.state().committed;
-        let commits = std::mem::take(&mut shard.commits);
-        let Some(parameters) = shard.finish()? else { return Ok(()) };
+        let (commits, first) = (std::mem::take(&mut shard.commits), shard.loaded_step);
+        let Some(parameters) = shard.finish()? else {
+            self.ended_without_parameters = true;
+            return Ok(());
+        };
         let reference = &self.job.reference;
-        let first = if self.job.policy.train { self.source.step() } else { committed };
         if commits != reference.commits[first as usize..committed as usize] {
             return Err(format!("{id} has recorded {commits:?}"));
         }
@@ -394,6 +411,11 @@ impl<'a> Simulation<'a> {
             return if complete { Ok(outcome) } else { Err(format!("the shards end at {:?}", self.ended)) };
         }
         let committed = self.ended.iter().copied().max().unwrap_or(self.source.step());
+        let is_restoring = self.history.restoring_to.is_some() || self.ended_without_parameters;
+        if outcome == RunOutcome::Stopped && is_restoring {
+            // A stop does not wait for the steps since the newest checkpoint, which a shard has lost.
+            return Ok(outcome);
+        }
         if self.ended.iter().any(|shard| *shard != committed) {
             return Err(format!("the shards end at {:?}", self.ended));
         }
@@ -449,7 +471,7 @@ pub fn run(
         }
         let (network, remains) = world.into_parts();
         (published, attempt, history) = (network.published, network.attempt, remains);
-        history.outcome = None;
+        (history.outcome, history.restoring_to) = (None, None);
         if job.policy.train {
             source = source_of(published.keys().copied().max().unwrap_or(0));
             history.truncate_after(source.step());

@@ -48,12 +48,11 @@ impl CoordinatorDriver {
         if self.stop_by.is_some() {
             return self.stop_early();
         }
-        let required = &self.launch.agent_counts;
         let count = |role| self.pending_agents.keys().filter(|agent| agent.role == role).count();
-        let is_complete = count(Role::MemoryX) >= required.shards
-            && count(Role::SwarmX) >= required.swarmx
-            && count(Role::Activation) >= required.activation_servers
-            && count(Role::Cs2) >= required.systems;
+        let is_complete = Role::ALL
+            .into_iter()
+            .filter(|&role| role != Role::Coordinator)
+            .all(|role| count(role) >= self.launch.agent_counts.of(role));
         if is_complete { self.admit_all() } else { Ok(()) }
     }
 
@@ -89,7 +88,8 @@ impl CoordinatorDriver {
 
     fn admit_all(&mut self) -> Result<(), AgentError> {
         self.pin_profile()?;
-        for (number, hello) in std::mem::take(&mut self.pending_agents).into_values() {
+        // Shards last: the first epoch begins with the last shard, and includes every agent.
+        for (number, hello) in std::mem::take(&mut self.pending_agents).into_values().rev() {
             self.admit(number, &hello)?;
         }
         Ok(())
@@ -164,7 +164,7 @@ impl CoordinatorDriver {
         }
         let connected = AgentConnection { stream: number, instance: hello.instance, handle: hello.handle.clone() };
         self.joined.insert(hello.agent, connected);
-        self.lost_shards.remove(&hello.agent);
+        self.lost_agents.remove(&hello.agent);
         self.handle_event(CoordinatorEvent::Joined {
             agent: hello.agent,
             address: hello.address.clone(),

@@ -78,8 +78,9 @@ impl CoordinatorDriver {
                 for reply in self.checkpoint_replies.drain(..) {
                     let _ = reply.send(command_reply(step, Some(&saved)));
                 }
+                let path = saved.path.to_string_lossy().into_owned();
                 self.last_saved = Some(saved);
-                self.handle_event(CoordinatorEvent::Published { step })
+                self.handle_event(CoordinatorEvent::Published { step, path })
             }
             SaveTaskResult::Staged(step, Err(failure)) | SaveTaskResult::Published(step, Err(failure)) => {
                 // Another run holds the lock of model_dir: a retry can't help.

@@ -16,6 +16,8 @@
 //! * [`admission`]: which processes join, and the instruction set of the job. The state machine is created when all
 //!   agents have joined.
 //! * [`checkpointing`]: when a recovery checkpoint is due, and what follows a checkpoint that could not be written.
+//! * An agent that does not rejoin within [`REJOIN_TIMEOUT`] ([`SHARD_RESPONSE_TIMEOUT`] for a shard) is reported to
+//!   the launcher, which ends its process and starts another one.
 //! * The run ends as failed if a shard does not rejoin within [`SHARD_REJOIN_TIMEOUT`].
 //!
 //! A message that arrives on a stream that the agent has replaced is ignored.
@@ -50,11 +52,17 @@ use super::spans::Spans;
 use crate::control::job::CompiledJob;
 use crate::control::server::{AgentHandle, ControlEvent, ControlEvents, JoinedAgent, StreamNumber};
 use crate::error::AgentError;
-use crate::launch::{Exit, LaunchDocument};
+use crate::launch::{Exit, LaunchDocument, announce_unresponsive};
 use checkpointing::{SaveFailure, SaveTaskResult, SaveTimer};
 
-/// How long a shard may be disconnected before the attempt fails. Its parameters since the last checkpoint exist
-/// nowhere else.
+/// How long an agent may be disconnected before it counts as unresponsive: a process that only lost its stream joins
+/// again sooner.
+const REJOIN_TIMEOUT: Duration = Duration::from_secs(2);
+/// The same for a shard: another process of it has no parameters, so a machine that stalls for seconds is waited for.
+const SHARD_RESPONSE_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long agents of a launcher may take to join a coordinator that has begun to wait for them.
+const JOIN_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long a shard may be disconnected before the attempt fails.
 const SHARD_REJOIN_TIMEOUT: Duration = Duration::from_secs(30);
 /// How long a run that stops early waits for shards that may hold steps of an earlier coordinator.
 const STOP_SHARD_TIMEOUT: Duration = Duration::from_secs(10);
@@ -85,9 +93,29 @@ struct AgentConnection {
     handle: AgentHandle,
 }
 
+/// An agent that is disconnected.
+struct LostAgent {
+    since: Instant,
+    is_announced: bool,
+}
+
+impl LostAgent {
+    /// Returns when something follows from the loss of `agent`; `None` if nothing more does.
+    fn deadline(&self, agent: AgentId) -> Option<Instant> {
+        match (self.is_announced, agent.role) {
+            (false, Role::MemoryX) => Some(self.since + SHARD_RESPONSE_TIMEOUT),
+            (false, _) => Some(self.since + REJOIN_TIMEOUT),
+            (true, Role::MemoryX) => Some(self.since + SHARD_REJOIN_TIMEOUT),
+            (true, _) => None,
+        }
+    }
+}
+
 /// Drives one run from waiting for agents to the reported outcome.
 pub struct CoordinatorDriver {
     launch: LaunchDocument,
+    /// Whether a launcher reads this process's standard output.
+    by_launcher: bool,
     compiled: CompiledJob,
     /// The job as every agent receives it.
     job_json: String,
@@ -117,8 +145,10 @@ pub struct CoordinatorDriver {
     checkpoint_replies: Vec<oneshot::Sender<proto::CommandReply>>,
     /// The checkpoint written last; before that, the one that the run starts from or evaluates.
     last_saved: Option<PublishedCheckpoint>,
-    /// When each disconnected shard was lost.
-    lost_shards: BTreeMap<AgentId, Instant>,
+    /// The agents that have not joined again since they were lost.
+    lost_agents: BTreeMap<AgentId, LostAgent>,
+    /// When agents that have never joined are reported to the launcher; `None` without one.
+    join_deadline: Option<Instant>,
     /// The epoch in which a link failed, and when its backoff ends.
     backoff: Option<(Epoch, Instant)>,
     /// Deadline of a run that was stopped before all agents joined.
@@ -136,6 +166,7 @@ impl CoordinatorDriver {
         let (save_results_sender, save_results) = mpsc::unbounded_channel();
         let PreparedRun {
             launch,
+            by_launcher,
             compiled,
             job_json,
             model_metrics,
@@ -153,6 +184,7 @@ impl CoordinatorDriver {
         let save_timer = SaveTimer::new(compiled.job.run.checkpoint_seconds);
         Self {
             launch,
+            by_launcher,
             compiled,
             job_json,
             start_point,
@@ -174,7 +206,8 @@ impl CoordinatorDriver {
             replies: Vec::new(),
             checkpoint_replies: Vec::new(),
             last_saved,
-            lost_shards: BTreeMap::new(),
+            lost_agents: BTreeMap::new(),
+            join_deadline: by_launcher.then(|| Instant::now() + JOIN_TIMEOUT),
             backoff: None,
             stop_by: None,
             stop_cause: StopCause::default(),
@@ -195,9 +228,11 @@ impl CoordinatorDriver {
 
     async fn run_loop(&mut self) -> Result<(), AgentError> {
         while self.end.is_none() {
-            let lost = self.lost_shards.values().min().map(|&since| since + SHARD_REJOIN_TIMEOUT);
+            let lost = self.lost_agents.iter().filter_map(|(agent, lost)| lost.deadline(*agent)).min();
             let backoff = self.backoff.map(|(_, until)| until);
-            let deadline = lost.into_iter().chain(self.stop_by).chain(backoff).chain(self.save_timer.deadline()).min();
+            let join = self.join_deadline.filter(|_| self.machine.is_none());
+            let deadlines = [lost, self.stop_by, backoff, join, self.save_timer.deadline()];
+            let deadline = deadlines.into_iter().flatten().min();
             let heartbeat = self.reporter.heartbeat_due();
             // Every branch is cancel-safe: one that another branch overtakes loses no event.
             tokio::select! {
@@ -215,8 +250,8 @@ impl CoordinatorDriver {
         Ok(())
     }
 
-    /// Handles the first deadline that has passed: the end of a backoff, an early stop, a due checkpoint, or the
-    /// timeout of a lost shard.
+    /// Handles the first deadline that has passed: the end of a backoff, an early stop, a due checkpoint, or a timeout
+    /// of lost agents.
     fn handle_deadlines(&mut self) -> Result<(), AgentError> {
         if let Some((epoch, _)) = self.backoff.take_if(|(_, until)| *until <= Instant::now()) {
             return self.handle_event(CoordinatorEvent::BackoffElapsed { epoch });
@@ -225,11 +260,43 @@ impl CoordinatorDriver {
             self.end = Some(RunEnd::stopped(&self.stop_cause));
             return Ok(());
         }
+        if self.machine.is_none() && self.join_deadline.is_some_and(|deadline| deadline <= Instant::now()) {
+            self.announce_missing_agents();
+            return Ok(());
+        }
         if let Some(due) = self.save_timer.fire(Instant::now()) {
             return self.handle_event(due.event());
         }
-        let lost: Vec<_> = self.lost_shards.keys().map(AgentId::to_string).collect();
-        let sentence = format!("{} was lost with the parameters since the last checkpoint", lost.join(", "));
+        self.handle_lost_agents()
+    }
+
+    /// Announces the agents for which this coordinator still waits.
+    fn announce_missing_agents(&mut self) {
+        let agents = self.launch.agent_counts.agents().filter(|agent| agent.role != Role::Coordinator);
+        agents.filter(|agent| !self.pending_agents.contains_key(agent)).for_each(announce_unresponsive);
+        self.join_deadline = Some(Instant::now() + JOIN_TIMEOUT);
+    }
+
+    /// Announces agents that have not joined again.
+    ///
+    /// # Errors
+    /// A shard has not joined again within [`SHARD_REJOIN_TIMEOUT`].
+    fn handle_lost_agents(&mut self) -> Result<(), AgentError> {
+        let now = Instant::now();
+        let due = |(agent, lost): &(&AgentId, &mut LostAgent)| lost.deadline(**agent).is_some_and(|time| time <= now);
+        let mut lost_shards = Vec::new();
+        for (agent, lost) in self.lost_agents.iter_mut().filter(due) {
+            if lost.is_announced {
+                lost_shards.push(agent.to_string());
+            } else if self.by_launcher {
+                announce_unresponsive(*agent);
+            }
+            lost.is_announced = true;
+        }
+        if lost_shards.is_empty() {
+            return Ok(());
+        }
+        let sentence = format!("{} was lost with the parameters since the last checkpoint", lost_shards.join(", "));
         Err(AgentError::with_reason(OutcomeReason::ShardLost, sentence)
             .hint("run the job again: it resumes from the newest checkpoint"))
     }
@@ -269,9 +336,7 @@ impl CoordinatorDriver {
         }
         self.joined.remove(&agent);
         tracing::warn!(peer = %agent, "lost {agent}");
-        if agent.role == Role::MemoryX {
-            self.lost_shards.insert(agent, Instant::now());
-        }
+        self.lost_agents.insert(agent, LostAgent { since: Instant::now(), is_announced: false });
         self.handle_event(CoordinatorEvent::Lost { agent })
     }
 
@@ -341,6 +406,11 @@ impl CoordinatorDriver {
             CoordinatorCommand::PublishCheckpoint { digests, record, .. } => self.publish(digests, record),
             CoordinatorCommand::ReportSaveFailure { step, reason, agent, cause } => {
                 self.on_save_failure(SaveFailure { step, reason, agent, cause })?;
+            }
+            CoordinatorCommand::ReportRestore { shard, from, to } => {
+                // Dropping the staging directory removes the files that the other shards have written.
+                self.staging = None;
+                self.reporter.restored(shard, from, to);
             }
             CoordinatorCommand::Epoch { epoch, placement } => {
                 self.reporter.epoch(epoch, placement.systems.len(), placement.rounds.len());

@@ -1,0 +1,47 @@
+//! Tests of local runs whose processes are killed or stopped: the launcher replaces them, and no result changes.
+
+use rustix::process::Signal;
+
+use super::harness::{CommandOutput, TestDir, kill};
+
+/// Sends each signal to a process of a run when the run has reported a step; returns the end of the run.
+fn run_with_faults(place: &TestDir, steps: u64, faults: &[(u64, &str, Signal)]) -> CommandOutput {
+    let mut run = place.start(&format!("train_and_eval -p params.yaml -o m --num_csx 2 --max_steps {steps}"));
+    for (step, victim, signal) in faults {
+        run.wait_for(&format!("Step={step},"));
+        let roles = run.roles();
+        let (_, pid) = roles.iter().find(|(name, _)| name == victim).unwrap_or_else(|| panic!("{victim}: {roles:?}"));
+        kill(*pid, *signal);
+    }
+    run.end()
+}
+
+#[test]
+fn replaced_processes_change_no_result() {
+    const STEPS: u64 = 1000;
+    let place = TestDir::new();
+    place.params("params.yaml", &[("eval_frequency: 2", "eval_frequency: 40\n    checkpoint_steps: 50")]);
+    let faults = [
+        // Stopped first: it is killed three seconds later.
+        (20, "cs2-0", Signal::STOP),
+        (100, "cs2-1", Signal::KILL),
+        (200, "swarmx-0", Signal::KILL),
+        (300, "activation-1", Signal::KILL),
+        (400, "memoryx-1", Signal::KILL),
+        (500, "coordinator-0", Signal::KILL),
+        // A checkpoint is being written.
+        (550, "memoryx-0", Signal::KILL),
+        // An evaluation is in progress.
+        (600, "coordinator-0", Signal::KILL),
+    ];
+    let ended = run_with_faults(&place, STEPS, &faults);
+    assert_eq!(ended.code(), 0, "{}\n{}", ended.stdout, ended.stderr);
+    for (_, victim, signal) in faults {
+        let end = if signal == Signal::STOP { "did not respond and was killed" } else { "was killed (signal 9)" };
+        let line = format!("warning: {victim} {end}; a new {victim} is started");
+        assert!(ended.stderr.contains(&line), "{line}\n{}", ended.stderr);
+    }
+    place.succeed(&format!("train_and_eval -p params.yaml -o whole --num_csx 1 --max_steps {STEPS}"));
+    assert_eq!(place.result("m", STEPS), place.result("whole", STEPS));
+    assert_eq!(place.evaluations("m"), place.evaluations("whole"));
+}
