@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,6 +73,24 @@ def test_repeated_steps_are_in_the_curve_once(
 ) -> None:
     """The curve has each step once, of the newest attempt, also when read in pages."""
     assert survivor.user.curve(survivor.job, limit=50) == reference(STEPS).curve
+
+
+def test_killed_agents_are_replaced(server: ProcessServer, reference: Callable[[int], Reference]) -> None:
+    """The server replaces agents of any role but the coordinator, without another attempt and with the same bits. A lost
+    coordinator begins another attempt.
+    """
+    job = server.user.submit("struck", STEPS, "--num_csx", 2)
+    for step, agent in ((60, "cs2-1"), (120, "swarmx-0"), (180, "activation-0"), (240, "memoryx-0")):
+        until_step(job, step)
+        os.kill(server.agents()[agent], signal.SIGKILL)
+    until_step(job, 300)
+    assert (job.status["attempt"], job.status["restarts"]) == (1, 0)
+    os.kill(server.agents()["coordinator-0"], signal.SIGKILL)
+    assert job.wait(120) == "Succeeded"
+    assert (job.status["attempt"], job.status["restarts"]) == (2, 1)
+    reference(STEPS).assert_same(server.user, job)
+    for agent in ("cs2-1", "swarmx-0", "activation-0", "memoryx-0"):
+        assert f"{agent} was killed (signal 9); a new {agent} is started" in server.log
 
 
 def test_graceful_shutdown(server: ProcessServer, reference: Callable[[int], Reference]) -> None:

@@ -2,11 +2,9 @@
 
 use std::time::Duration;
 
-use millrace_engine::types::{AgentId, Role};
 use millrace_protocol::journal::{JournalEndpoint, JournalError};
 use millrace_protocol::proto::FollowRequest;
 use millrace_protocol::transport::KeepAlive;
-use tokio::sync::mpsc;
 use tokio::time::sleep;
 use tonic::Status;
 
@@ -15,17 +13,16 @@ const COORDINATOR_PINGS: KeepAlive = KeepAlive { interval: Duration::from_secs(1
 /// Time in which the end of a process is observed after its connections are closed.
 const EXIT_DELAY: Duration = Duration::from_millis(200);
 
-/// Sends the coordinator's name when it does not respond. Never ends: each new coordinator of the run is watched, from
+/// Calls `report` when the coordinator does not respond. Never ends: each new coordinator of the run is watched, from
 /// its first journal entry on; before that, it may compute for a long time.
-pub(super) async fn watch_coordinator(journal: JournalEndpoint, unresponsive: mpsc::UnboundedSender<AgentId>) {
+pub(super) async fn watch_coordinator(journal: JournalEndpoint, report: impl Fn()) {
     loop {
         if follow(&journal, KeepAlive::DATA, true).await.is_ok()
             && follow(&journal, COORDINATOR_PINGS, false).await.is_err()
         {
             // A process that ends closes its connections, too.
             sleep(EXIT_DELAY).await;
-            // The receiver is dropped when the run has ended.
-            let _ = unresponsive.send(AgentId::new(Role::Coordinator, 0));
+            report();
         }
         sleep(EXIT_DELAY).await;
     }

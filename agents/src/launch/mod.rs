@@ -17,8 +17,8 @@
 //! }
 //! ```
 //!
-//! A program that runs many jobs keeps the processes of each as a [`ProcessGroup`] and decides itself how to react when
-//! one ends.
+//! A program that runs many jobs keeps the processes of each as a [`ProcessGroup`], which replaces lost processes, too,
+//! and decides itself how to react when one is given up.
 //!
 //! ```text
 //!   launcher ──stdin: identity, launch document──► coordinator-0 ──stdout: "listening …", then copied──► stdout
@@ -34,6 +34,7 @@
 //!   If a role is given up, the run ends, and the launcher prints its name and its last lines.
 //! * Ctrl-C in a terminal reaches the launcher only, because every role has its own process group.
 
+mod children;
 mod coordinator_start;
 mod coordinator_watch;
 mod issuer;
@@ -41,6 +42,7 @@ mod local_run;
 mod process;
 mod process_group;
 mod ready;
+mod replacements;
 mod role_commands;
 mod run;
 mod supervise;

@@ -1,36 +1,35 @@
-//! The processes of one attempt, for a program that runs many jobs: reports the status of each process and leaves
-//! decisions to the caller.
+//! The processes of one attempt, for a program that runs many jobs: reports the status of each process, replaces those
+//! that are lost, and leaves other decisions to the caller.
+//!
+//! * A process is replaced by the rules of [`Replacements`], while the group is to run and its coordinator has not
+//!   ended. Meanwhile it counts as starting.
+//! * The coordinator is not replaced: the caller numbers attempts, and every coordinator of a job needs another one. A
+//!   coordinator that does not respond is killed.
 
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::SystemTime;
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, SystemTime};
 
-use millrace_engine::types::AgentId;
+use millrace_engine::types::{AgentId, Role};
 use millrace_protocol::journal::JournalEndpoint;
-use millrace_protocol::launch::RoleCommand;
-use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
-use tokio::process::{ChildStdin, ChildStdout};
 use tokio::sync::watch;
 
-use super::coordinator_start::{document, first_line};
-use super::issuer::Issuer;
-use super::process::{ChildProcess, DesiredState, LastLines, OutputMode, Pipes, this_program};
-use super::ready::parse_ready;
-use super::role_commands::role_commands;
+use super::children::{ChildEvent, Children};
+use super::process::{DesiredState, LastLines, OutputMode};
+use super::replacements::Replacements;
 use super::supervise::ProcessExit;
-use super::{LaunchError, ListenAddresses, LocalRun};
+use super::{LaunchError, LocalRun};
 
 /// Called whenever the status of a process has changed.
 type ChangeCallback = Arc<dyn Fn() + Send + Sync>;
 
 /// The processes of one attempt. Dropping it kills every process.
 pub struct ProcessGroup {
-    processes: Vec<Arc<RunningProcess>>,
+    processes: Arc<Processes>,
     journal: Option<JournalEndpoint>,
-    /// Kept open: a process ends when its standard input closes.
-    _stdins: Vec<ChildStdin>,
     desired_state: watch::Sender<DesiredState>,
-    /// Number of running processes.
-    alive: watch::Sender<usize>,
+    /// Number of processes that run or are being replaced.
+    alive: watch::Receiver<usize>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -39,33 +38,33 @@ pub struct ProcessStatus {
     pub agent: AgentId,
     /// Whether the process has joined the job and is ready.
     pub ready: bool,
-    /// How and when the process ended; `None` while it runs.
+    /// How and when the process ended; `None` while it runs or is being replaced.
     pub ended: Option<(ProcessExit, SystemTime)>,
     /// The last lines that it wrote to standard error.
     pub last_lines: Vec<String>,
 }
 
-struct RunningProcess {
-    agent: AgentId,
-    last_lines: LastLines,
-    state: Mutex<ProcessState>,
-}
+/// The states of all processes, in the order in which they were started.
+#[derive(Default)]
+struct Processes(Mutex<Vec<ProcessState>>);
 
-#[derive(Clone, Copy, Default)]
 struct ProcessState {
+    agent: AgentId,
     ready: bool,
     ended: Option<(ProcessExit, SystemTime)>,
+    last_lines: LastLines,
 }
 
-impl RunningProcess {
-    fn change(&self, change: impl FnOnce(&mut ProcessState), changed: &ChangeCallback) {
-        change(&mut self.state.lock().unwrap_or_else(PoisonError::into_inner));
-        changed();
+impl Processes {
+    fn lock(&self) -> MutexGuard<'_, Vec<ProcessState>> {
+        // The states are complete values, so they are consistent after any panic.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn status(&self) -> ProcessStatus {
-        let ProcessState { ready, ended } = *self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        ProcessStatus { agent: self.agent, ready, ended, last_lines: self.last_lines.get() }
+    fn change(&self, agent: AgentId, change: impl FnOnce(&mut ProcessState)) {
+        if let Some(state) = self.lock().iter_mut().find(|state| state.agent == agent) {
+            change(state);
+        }
     }
 }
 
@@ -78,63 +77,32 @@ impl ProcessGroup {
     /// A process can't be started. The processes started before are killed. They are also killed if this future is
     /// dropped.
     pub async fn start(run: &LocalRun, changed: ChangeCallback) -> Result<Self, LaunchError> {
-        let commands = role_commands(run)?;
-        let (coordinator, others) = commands.split_first().ok_or(LaunchError::Ports { base: 0 })?;
-        let document = document(&run.launch)?;
-        let issuer = Issuer::new(run)?;
-        let (desired_state, alive) = (watch::Sender::new(DesiredState::Run), watch::Sender::new(0));
-        let mut group = Self { processes: Vec::new(), journal: None, _stdins: Vec::new(), desired_state, alive };
-        let (process, Pipes { mut stdin, stdout }) = group.start_process(coordinator, None, &changed)?;
-        let lines = format!("{}{document}\n", issuer.identity_line(coordinator.agent())?);
-        // If the coordinator has ended already, its exit is reported by its status.
-        let _ = stdin.write_all(lines.as_bytes()).await;
-        group._stdins.push(stdin);
-        let Some(stdout) = stdout else { return Ok(group) };
-        let mut lines = BufReader::new(stdout);
-        let Some(ListenAddresses { control, journal, .. }) = first_line(&mut lines).await? else { return Ok(group) };
-        group.journal = Some(issuer.journal(&journal)?);
-        process.change(|state| state.ready = true, &changed);
-        // The output for the user is also in the logs, so it is discarded.
-        tokio::spawn(async move { while let Ok(Some(_)) = next_line(&mut lines).await {} });
-        for command in others {
-            let (process, Pipes { mut stdin, stdout }) = group.start_process(command, Some(&control), &changed)?;
-            let _ = stdin.write_all(issuer.identity_line(command.agent())?.as_bytes()).await;
-            group._stdins.push(stdin);
-            if let Some(stdout) = stdout {
-                tokio::spawn(read_readiness(process, stdout, changed.clone()));
-            }
-        }
-        Ok(group)
-    }
-
-    /// Starts a process, and watches for its end.
-    fn start_process(
-        &mut self,
-        command: &RoleCommand,
-        coordinator: Option<&str>,
-        changed: &ChangeCallback,
-    ) -> Result<(Arc<RunningProcess>, Pipes), LaunchError> {
-        let program = this_program().map_err(LaunchError::system("find this program's file"))?;
-        let started = ChildProcess::start(&program, command, coordinator, OutputMode::Pipes);
-        let (child, pipes) = started.map_err(LaunchError::system(format!("start {}", command.agent())))?;
-        let process = Arc::new(RunningProcess {
-            agent: child.agent,
-            last_lines: child.last_lines.clone(),
-            state: Mutex::default(),
-        });
-        self.processes.push(process.clone());
-        let (desired_state, changed, observed) = (self.desired_state.subscribe(), changed.clone(), process.clone());
-        let alive = self.alive.clone();
-        alive.send_modify(|alive| *alive += 1);
-        tokio::spawn(async move {
-            let (_, exit) = child.end(desired_state).await;
-            observed.change(
-                |state| *state = ProcessState { ready: false, ended: Some((exit, SystemTime::now())) },
-                &changed,
-            );
-            alive.send_modify(|alive| *alive -= 1);
-        });
-        Ok((process, pipes))
+        let mut children = Children::new(run, OutputMode::Pipes)?;
+        let has_started = children.start_all().await?;
+        let started = children.agents().take(if has_started { usize::MAX } else { 1 });
+        let state = |agent: AgentId| ProcessState {
+            agent,
+            ready: has_started && agent.role == Role::Coordinator,
+            ended: None,
+            last_lines: children.last_lines(agent),
+        };
+        let states: Vec<ProcessState> = started.map(state).collect();
+        let (alive_sender, alive) = watch::channel(states.len());
+        let processes = Arc::new(Processes(Mutex::new(states)));
+        let (desired_state, desired) = watch::channel(DesiredState::Run);
+        let journal = children.journal().cloned();
+        let task = GroupTask {
+            children,
+            replacements: Replacements::new(&run.launch.agent_counts, has_started),
+            replacing: HashMap::new(),
+            processes: processes.clone(),
+            changed,
+            alive: alive_sender,
+            desired,
+            is_ending: false,
+        };
+        tokio::spawn(task.run());
+        Ok(Self { processes, journal, desired_state, alive })
     }
 
     /// Returns the connection to the coordinator's journal; `None` if the coordinator ended before it listened.
@@ -144,18 +112,22 @@ impl ProcessGroup {
 
     /// Returns the status of each process, in the order in which they were started.
     pub fn statuses(&self) -> Vec<ProcessStatus> {
-        self.processes.iter().map(|process| process.status()).collect()
+        let status = |state: &ProcessState| {
+            let ProcessState { agent, ready, ended, ref last_lines } = *state;
+            ProcessStatus { agent, ready, ended, last_lines: last_lines.get() }
+        };
+        self.processes.lock().iter().map(status).collect()
     }
 
     /// Returns whether every process has ended.
     pub fn has_ended(&self) -> bool {
-        self.processes.iter().all(|process| process.status().ended.is_some())
+        self.processes.lock().iter().all(|state| state.ended.is_some())
     }
 
     /// Waits until every process has ended.
     pub async fn wait(&self) {
         // An error means that the sender was dropped, so the count can't change.
-        let _ = self.alive.subscribe().wait_for(|alive| *alive == 0).await;
+        let _ = self.alive.clone().wait_for(|alive| *alive == 0).await;
     }
 
     /// Requests every running process to end and returns at once; see [`ProcessGroup::wait`]. The coordinator saves the
@@ -175,17 +147,89 @@ impl ProcessGroup {
     }
 }
 
-async fn read_readiness(process: Arc<RunningProcess>, stdout: ChildStdout, changed: ChangeCallback) {
-    let mut lines = BufReader::new(stdout);
-    while let Ok(Some(line)) = next_line(&mut lines).await {
-        if let Some(ready) = parse_ready(&line) {
-            process.change(|state| state.ready = ready, &changed);
-        }
-    }
+/// The task that handles what happens to the processes of a group. Ends, and kills them, when the group is dropped.
+struct GroupTask {
+    children: Children,
+    replacements: Replacements,
+    /// Processes that are being replaced, and how and when they ended.
+    replacing: HashMap<AgentId, (ProcessExit, SystemTime)>,
+    processes: Arc<Processes>,
+    changed: ChangeCallback,
+    alive: watch::Sender<usize>,
+    desired: watch::Receiver<DesiredState>,
+    /// Whether no process is replaced any more.
+    is_ending: bool,
 }
 
-async fn next_line(lines: &mut BufReader<ChildStdout>) -> std::io::Result<Option<String>> {
-    let mut line = Vec::new();
-    let read = lines.read_until(b'\n', &mut line).await?;
-    Ok((read > 0).then(|| String::from_utf8_lossy(&line).into_owned()))
+impl GroupTask {
+    async fn run(mut self) {
+        loop {
+            tokio::select! {
+                event = self.children.next_event() => self.on_event(event).await,
+                changed = self.desired.changed() => {
+                    if changed.is_err() {
+                        return;
+                    }
+                    let state = *self.desired.borrow_and_update();
+                    self.children.set_all_states(state);
+                    self.stop_replacing();
+                }
+            }
+            (self.changed)();
+        }
+    }
+
+    async fn on_event(&mut self, event: ChildEvent) {
+        match event {
+            ChildEvent::Ended(agent, exit, uptime) => self.on_ended(agent, exit, uptime),
+            ChildEvent::ReplacementDue(agent) => {
+                let Some((exit, _)) = self.replacing.remove(&agent) else { return };
+                let end = match self.replacements.on_started(agent) {
+                    true => "did not respond and was killed".to_owned(),
+                    false => exit.to_string(),
+                };
+                tracing::warn!("{agent} {end}; a new {agent} is started");
+                self.children.start_replacement(agent).await;
+                let last_lines = self.children.last_lines(agent);
+                self.processes.change(agent, |state| state.last_lines = last_lines);
+            }
+            ChildEvent::Unresponsive(agent, uptime) => {
+                if !self.is_ending && self.replacements.kills_unresponsive(agent, uptime) {
+                    self.children.set_state(agent, DesiredState::Kill);
+                }
+            }
+            ChildEvent::Ready(agent, ready) => self.processes.change(agent, |state| state.ready = ready),
+        }
+    }
+
+    fn on_ended(&mut self, agent: AgentId, exit: ProcessExit, uptime: Duration) {
+        let ended = (exit, SystemTime::now());
+        self.replacements.on_ended(agent);
+        self.processes.change(agent, |state| state.ready = false);
+        if agent.role != Role::Coordinator
+            && !self.is_ending
+            && let Some(after) = self.replacements.replace_after(agent, exit, uptime)
+        {
+            self.replacing.insert(agent, ended);
+            self.children.schedule_replacement(agent, after);
+            return;
+        }
+        self.record_end(agent, ended);
+        if agent.role == Role::Coordinator {
+            self.stop_replacing();
+        }
+    }
+
+    /// Lets the processes that are being replaced count as ended.
+    fn stop_replacing(&mut self) {
+        self.is_ending = true;
+        for (agent, ended) in std::mem::take(&mut self.replacing) {
+            self.record_end(agent, ended);
+        }
+    }
+
+    fn record_end(&self, agent: AgentId, ended: (ProcessExit, SystemTime)) {
+        self.processes.change(agent, |state| state.ended = Some(ended));
+        self.alive.send_modify(|alive| *alive = alive.saturating_sub(1));
+    }
 }

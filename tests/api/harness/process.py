@@ -108,6 +108,18 @@ class ProcessServer(Server):
                     found.append(int(process.name))
         return found
 
+    def agents(self) -> dict[str, int]:
+        """Returns the PIDs of the agents of all jobs, by name, such as `cs2-1`."""
+        found = {}
+        for process in self.processes():
+            # The process may have ended.
+            with suppress(OSError):
+                words = Path(f"/proc/{process}/cmdline").read_text().split("\0")
+                if "role" in words:
+                    (index,) = (word.removeprefix("--index=") for word in words if word.startswith("--index="))
+                    found[f"{words[words.index('role') + 1]}-{index}"] = process
+        return found
+
     def until_alone(self, seconds: float = 10) -> None:
         """Waits until none of the processes is left."""
         until(f"no process of {self.data} is left ({self.processes()})", lambda: not self.processes(), seconds)

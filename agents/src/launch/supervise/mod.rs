@@ -13,7 +13,7 @@
 //!  the user interrupts again, or after the coordinator has ended  ─►  kill all
 //! ```
 //!
-//! * [`millrace_replacement`] decides whether and when a process is replaced, or that it is given up.
+//! * [`Replacements`] decides whether and when a process is replaced, or that it is given up.
 //! * The first timeout gives the coordinator time to report the failure itself, and to end: its report takes
 //!   precedence. An agent that leaves may have been told that the run is over, which the end of the coordinator shows.
 //! * If MemoryX is given up, nothing can be saved: all processes are killed after the first timeout.
@@ -21,29 +21,19 @@
 //!   but has not left the launcher's process group yet.
 //! * No process is replaced once the run is ending, except a shard while the user's stop waits for it.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use millrace_engine::types::{AgentId, Role};
 use millrace_protocol::journal::USER_STOP_REASON;
-use millrace_protocol::launch::AgentCounts;
-use millrace_replacement::{Consequence, Loss, LossCount, Necessity};
 
 use super::Exit;
+use super::replacements::{FAILURE_REPORT_TIMEOUT, Replacements};
 
-/// Time for the coordinator to report the failure of an agent. Also the time for it to end if the stop request could
-/// not be sent.
-pub const FAILURE_REPORT_TIMEOUT: Duration = Duration::from_secs(2);
 /// How long the coordinator then has to save the last committed step.
 pub const SAVE_TIMEOUT: Duration = Duration::from_secs(30);
-/// How long the coordinator has to end after an agent has left, if that was the end of the run.
-pub const LEAVE_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long all other processes have to leave once the coordinator has ended.
 pub const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(10);
-
-/// How long a process must have run to count as unresponsive: the coordinator reports an agent 2 s after its loss, so
-/// an older process is not a replacement of it.
-const START_TIMEOUT: Duration = Duration::from_millis(2500);
 
 /// Number of the signal of Ctrl-C.
 const SIGINT: i32 = rustix::process::Signal::INT.as_raw();
@@ -55,20 +45,11 @@ pub enum ProcessExit {
 }
 
 impl ProcessExit {
-    fn exit(self) -> Option<Exit> {
+    pub(super) fn exit(self) -> Option<Exit> {
         match self {
             ProcessExit::Code(code) => Exit::from_code(code),
             ProcessExit::Signal(SIGINT) => Some(Exit::Interrupted),
             ProcessExit::Signal(_) => None,
-        }
-    }
-
-    /// Returns the loss that this end of a process is, and how long the launcher waits before it counts as one.
-    fn loss(self) -> (Loss, Duration) {
-        match self.exit() {
-            None => (Loss::Killed, Duration::ZERO),
-            Some(exit @ (Exit::Failed | Exit::BadInput)) => (Loss::Exited(exit), FAILURE_REPORT_TIMEOUT),
-            Some(exit) => (Loss::Exited(exit), LEAVE_TIMEOUT),
         }
     }
 }
@@ -138,13 +119,7 @@ pub struct RunExit {
 /// Supervises the processes of a run: maps events to commands, and at the end says how the run ended.
 #[derive(Debug)]
 pub struct Supervisor {
-    /// Running processes of each role.
-    running: BTreeMap<Role, usize>,
-    /// Minimum number of systems with which training continues.
-    least_systems: usize,
-    losses: BTreeMap<AgentId, LossCount>,
-    /// Processes that are killed because they do not respond.
-    unresponsive: BTreeSet<AgentId>,
+    replacements: Replacements,
     /// Processes that ended and will be replaced.
     replacing: BTreeMap<AgentId, ProcessExit>,
     coordinator: Option<ProcessExit>,
@@ -158,15 +133,10 @@ pub struct Supervisor {
 }
 
 impl Supervisor {
-    /// Creates a supervisor of a run whose processes have all been started; without any but the coordinator if `others`
-    /// is false.
-    pub fn new(counts: &AgentCounts, others: bool) -> Self {
-        let count = |role| if others || role == Role::Coordinator { counts.of(role) } else { 0 };
+    /// Creates a supervisor of a run with these processes.
+    pub const fn new(replacements: Replacements) -> Self {
         Self {
-            running: Role::ALL.into_iter().map(|role| (role, count(role))).collect(),
-            least_systems: counts.least_systems,
-            losses: BTreeMap::new(),
-            unresponsive: BTreeSet::new(),
+            replacements,
             replacing: BTreeMap::new(),
             coordinator: None,
             failed_process: None,
@@ -179,24 +149,23 @@ impl Supervisor {
 
     /// Returns whether every process has ended and none will be replaced.
     pub fn is_over(&self) -> bool {
-        self.replacing.is_empty() && self.running.values().all(|&count| count == 0)
+        self.replacing.is_empty() && Role::ALL.into_iter().all(|role| self.replacements.running(role) == 0)
     }
 
     /// Handles an event; returns the commands to execute.
     pub fn handle_event(&mut self, event: SupervisorEvent) -> Vec<SupervisorCommand> {
         match event {
             SupervisorEvent::Ended(agent, exit, uptime) => self.on_ended(agent, exit, uptime),
-            // A younger process is a replacement that is still starting. The end of an older one follows, and counts
-            // as its loss.
-            SupervisorEvent::Unresponsive(agent, uptime) if uptime > START_TIMEOUT && !self.is_ending() => {
-                self.unresponsive.insert(agent);
+            // The end of the process follows, and counts as its loss.
+            SupervisorEvent::Unresponsive(agent, uptime)
+                if !self.is_ending() && self.replacements.kills_unresponsive(agent, uptime) =>
+            {
                 vec![SupervisorCommand::Kill(agent)]
             }
             SupervisorEvent::Unresponsive(..) => Vec::new(),
             SupervisorEvent::ReplacementDue(agent) => match self.replacing.remove(&agent) {
                 Some(exit) => {
-                    *self.running.entry(agent.role).or_default() += 1;
-                    let was_unresponsive = self.unresponsive.remove(&agent);
+                    let was_unresponsive = self.replacements.on_started(agent);
                     vec![SupervisorCommand::Start { agent, exit, was_unresponsive }]
                 }
                 None => Vec::new(),
@@ -233,7 +202,7 @@ impl Supervisor {
 
     /// Returns whether the coordinator has ended and its replacement has not started.
     fn is_awaiting_coordinator(&self) -> bool {
-        self.coordinator.is_none() && self.running.get(&Role::Coordinator) == Some(&0)
+        self.coordinator.is_none() && self.replacements.running(Role::Coordinator) == 0
     }
 
     /// Returns whether no process is replaced any more.
@@ -242,9 +211,7 @@ impl Supervisor {
     }
 
     fn on_ended(&mut self, agent: AgentId, exit: ProcessExit, uptime: Duration) -> Vec<SupervisorCommand> {
-        let alive = self.running.entry(agent.role).or_default();
-        *alive = alive.saturating_sub(1);
-        let alive = *alive;
+        self.replacements.on_ended(agent);
         if agent.role == Role::Coordinator {
             return self.on_coordinator_ended(exit, uptime);
         }
@@ -252,29 +219,18 @@ impl Supervisor {
         if self.coordinator.is_some() || (self.is_ending() && !is_awaited_shard) {
             return Vec::new();
         }
-        let necessity = match agent.role {
-            Role::Cs2 if alive >= self.least_systems.max(1) => Necessity::Optional,
-            Role::SwarmX | Role::Activation if alive > 0 => Necessity::Optional,
-            _ => Necessity::Required,
-        };
-        let (loss, grace) = exit.loss();
-        match self.losses.entry(agent).or_default().on_loss(loss, necessity, uptime) {
-            Consequence::Replace { after } => self.replace(agent, exit, after.max(grace)),
-            Consequence::GiveUp(_) => {
-                self.failed_process = Some((agent, exit));
-                self.replacing.clear();
-                vec![SupervisorCommand::Within(FAILURE_REPORT_TIMEOUT)]
-            }
+        if let Some(after) = self.replacements.replace_after(agent, exit, uptime) {
+            return self.replace(agent, exit, after);
         }
+        self.failed_process = Some((agent, exit));
+        self.replacing.clear();
+        vec![SupervisorCommand::Within(FAILURE_REPORT_TIMEOUT)]
     }
 
     fn on_coordinator_ended(&mut self, exit: ProcessExit, uptime: Duration) -> Vec<SupervisorCommand> {
         let is_lost = matches!(exit.exit(), None | Some(Exit::PeerLost)) && !self.is_ending();
         let coordinator = AgentId::new(Role::Coordinator, 0);
-        if is_lost
-            && let Consequence::Replace { after } =
-                self.losses.entry(coordinator).or_default().on_loss(Loss::Killed, Necessity::Required, uptime)
-        {
+        if is_lost && let Some(after) = self.replacements.replace_after(coordinator, exit, uptime) {
             return self.replace(coordinator, exit, after);
         }
         self.coordinator = Some(exit);

@@ -1,3 +1,6 @@
+use millrace_protocol::launch::AgentCounts;
+
+use super::super::replacements::LEAVE_TIMEOUT;
 use super::*;
 
 const COORDINATOR: AgentId = AgentId::new(Role::Coordinator, 0);
@@ -18,7 +21,7 @@ fn killed(agent: AgentId) -> SupervisorEvent {
 /// Returns a supervisor of a coordinator, a shard and two systems.
 fn supervisor() -> Supervisor {
     let counts = AgentCounts { systems: 2, least_systems: 1, shards: 1, swarmx: 0, fan_out: 2, activation_servers: 0 };
-    Supervisor::new(&counts, true)
+    Supervisor::new(Replacements::new(&counts, true))
 }
 
 /// Passes events to the supervisor; returns all commands, and how the run ended.
