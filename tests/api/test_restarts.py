@@ -76,8 +76,8 @@ def test_repeated_steps_are_in_the_curve_once(
 
 
 def test_killed_agents_are_replaced(server: ProcessServer, reference: Callable[[int], Reference]) -> None:
-    """The server replaces agents of any role but the coordinator, without another attempt and with the same bits. A lost
-    coordinator begins another attempt.
+    """The server replaces agents of any role but the coordinator, without another attempt and with the same bits. The
+    loss of a coordinator begins another attempt.
     """
     job = server.user.submit("struck", STEPS, "--num_csx", 2)
     for step, agent in ((60, "cs2-1"), (120, "swarmx-0"), (180, "activation-0"), (240, "memoryx-0")):

@@ -29,7 +29,7 @@ pub enum ChildEvent {
     Ended(AgentId, ProcessExit, Duration),
     /// The time of [`Children::schedule_replacement`] has elapsed.
     ReplacementDue(AgentId),
-    /// The coordinator counts the agent as lost, or the coordinator does not respond; the process has run for this time.
+    /// The coordinator counts the agent as lost, or does not respond itself. The process has run for this time.
     Unresponsive(AgentId, Duration),
     /// It has become ready, or is no longer ready. Only with [`OutputMode::Pipes`].
     Ready(AgentId, bool),
@@ -257,8 +257,9 @@ impl Children {
     }
 }
 
-/// Reads the lines of a coordinator as they arrive. On a terminal, copies them to standard output, and the coordinator's
-/// failure, the last one, to standard error; if the reader closes standard output (`| head`), the run continues.
+/// Reads the lines of a coordinator as they arrive. On a terminal, copies them to standard output, and the
+/// coordinator's failure, the last one, to standard error; if the reader closes standard output (`| head`), the run
+/// continues.
 async fn read_coordinator(
     mut from: BufReader<ChildStdout>,
     output: OutputMode,

@@ -77,7 +77,7 @@ impl Replacements {
         }
     }
 
-    /// Returns whether the process of `agent`, which has run for `uptime`, is to be killed, because the agent is lost to
+    /// Returns whether the process of `agent`, which has run for `uptime`, is to be killed because the agent is lost to
     /// its coordinator. A younger process is a replacement that is still starting.
     pub fn kills_unresponsive(&mut self, agent: AgentId, uptime: Duration) -> bool {
         uptime > START_TIMEOUT && self.unresponsive.insert(agent)

@@ -227,6 +227,10 @@ pub(super) fn to_v1(launch: &LaunchDocument) -> Result<String, DocumentError> {
             object.insert((*key).to_owned(), serde_json::from_str(value)?);
         }
     }
+    // Coordinators of release 0.1.0 always had all systems.
+    if let Some(Value::Object(wanted)) = document.pointer_mut("/wanted") {
+        wanted.insert("least_systems".to_owned(), launch.agent_counts.systems.into());
+    }
     Ok(document.to_string())
 }
 
