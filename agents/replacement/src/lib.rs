@@ -1,5 +1,5 @@
-//! Decides whether, and when, a lost agent is replaced: the rules that the launcher of a local run, the process backend
-//! of the REST server and the operator share. No clock, no processes, no pods.
+//! Decides whether, and when, a lost agent is replaced: the rules of the launcher of a local run and of the process
+//! backend of the REST server. Without a clock, processes or pods, so that the operator can use them, too.
 //!
 //! ```text
 //!  an agent is lost ─► Backoff of this agent ─► Replace { after }   the others continue, or wait for it
