@@ -11,8 +11,7 @@
 //!   to [`MAX_BACKOFF`], until an instance has run for [`STABLE_UPTIME`].
 //! * An agent without which the others continue is replaced without end. Any other one is given up after
 //!   [`MAX_LOSSES_IN_A_ROW`] losses without a stable instance.
-//! * A failure that every instance would repeat is never answered by a replacement: invalid input, and what the agent
-//!   itself reported as a cause that the user must fix.
+//! * An agent that was given invalid input is never replaced: every instance would fail in the same way.
 
 #![cfg_attr(not(test), deny(clippy::unwrap_used, clippy::expect_used, clippy::panic))]
 #![forbid(unsafe_code)]

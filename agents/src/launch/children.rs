@@ -1,4 +1,5 @@
-//! The processes of an attempt: starts them, starts replacements, and tells what happens to them. Decides nothing.
+//! The processes of an attempt: starts them and their replacements, and returns what happens to them as events. The
+//! callers decide: the launcher (`run.rs`) and the process group (`process_group.rs`).
 
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -35,7 +36,7 @@ pub enum ChildEvent {
     Ready(AgentId, bool),
 }
 
-/// What the readers of output tell.
+/// What the readers of output have found.
 enum Message {
     Unresponsive(AgentId),
     /// Of the process that was started at this time.

@@ -16,7 +16,7 @@ use tokio::sync::watch;
 
 use super::children::{ChildEvent, Children};
 use super::process::{DesiredState, LastLines, OutputMode};
-use super::replacements::Replacements;
+use super::replacements::{Replacements, describe_end};
 use super::supervise::ProcessExit;
 use super::{LaunchError, LocalRun};
 
@@ -184,10 +184,7 @@ impl GroupTask {
             ChildEvent::Ended(agent, exit, uptime) => self.on_ended(agent, exit, uptime),
             ChildEvent::ReplacementDue(agent) => {
                 let Some((exit, _)) = self.replacing.remove(&agent) else { return };
-                let end = match self.replacements.on_started(agent) {
-                    true => "did not respond and was killed".to_owned(),
-                    false => exit.to_string(),
-                };
+                let end = describe_end(exit, self.replacements.on_started(agent));
                 tracing::warn!("{agent} {end}; a new {agent} is started");
                 self.children.start_replacement(agent).await;
                 let last_lines = self.children.last_lines(agent);

@@ -84,6 +84,11 @@ impl Replacements {
     }
 }
 
+/// Describes the end of a process that is replaced, to follow its name in a message.
+pub fn describe_end(exit: ProcessExit, was_unresponsive: bool) -> String {
+    if was_unresponsive { "did not respond and was killed".to_owned() } else { exit.to_string() }
+}
+
 /// Returns the loss that the end of a process is, and how long the launcher waits before it counts as one.
 fn loss_of(exit: ProcessExit) -> (Loss, Duration) {
     match exit.exit() {

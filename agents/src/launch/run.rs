@@ -14,7 +14,7 @@ use tokio::time::{Sleep, sleep};
 
 use super::children::{ChildEvent, Children};
 use super::process::{DesiredState, LastLines, OutputMode};
-use super::replacements::Replacements;
+use super::replacements::{Replacements, describe_end};
 use super::supervise::{ProcessExit, RunExit, Supervisor, SupervisorCommand, SupervisorEvent};
 use super::{Exit, LaunchError, LocalRun};
 
@@ -113,7 +113,7 @@ async fn supervise_to_end(
 
 /// Prints that a process is replaced.
 fn print_replacement(agent: AgentId, exit: ProcessExit, was_unresponsive: bool, last_lines: &LastLines) {
-    let end = if was_unresponsive { "did not respond and was killed".to_owned() } else { exit.to_string() };
+    let end = describe_end(exit, was_unresponsive);
     // A failure is explained by the last line; a signal is not.
     let last = last_lines.get().pop().filter(|_| matches!(exit, ProcessExit::Code(1..)));
     let last = last.map_or_else(String::new, |line| format!(" ({line})"));

@@ -201,8 +201,8 @@ impl Placement {
     /// Computes the placement of `plan` on `members`.
     ///
     /// # Errors
-    /// No system, no shard or no activation server is available, there are more systems than leaves, too many rounds, or too few SwarmX
-    /// agents.
+    /// No system, no shard or no activation server is available, there are more systems than leaves, too many rounds,
+    /// or too few SwarmX agents.
     pub fn new(plan: &StreamPlan, members: &PlacementMembers) -> Result<Self, PlacementError> {
         let systems = members.systems.len();
         let leaves = plan.leaves.count;
