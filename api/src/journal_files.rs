@@ -52,9 +52,7 @@ fn send_entries(
     let Some(owner) = owner.filter(|owner| owner.job.as_deref() == Some(uid)) else { return Ok(()) };
     let mut reader = JournalReader::open(model_dir, from)?;
     while let Some(entry) = reader.next_entry()? {
-        let Some(attempt) = entry.attempt.checked_sub(owner.before.into()).filter(|attempt| *attempt > 0) else {
-            continue;
-        };
+        let Some(attempt) = owner.attempt_of_job(entry.attempt) else { continue };
         if sender.blocking_send(Ok(journal::to_proto(&entry, attempt))).is_err() {
             break;
         }

@@ -2,6 +2,7 @@
 //! world has fetched the pods.
 
 use k8s_openapi::api::core::v1::{ContainerState, ContainerStatus, Pod, PodCondition};
+use k8s_openapi::jiff::Timestamp;
 use kube::ResourceExt;
 use millrace_cluster::names::{ATTEMPT_LABEL, INDEX_LABEL, ROLE_LABEL};
 use millrace_control::report::report_from_outcome;
@@ -32,8 +33,12 @@ pub fn agent(pod: &Pod) -> Option<ObservedAgent> {
         index: label(INDEX_LABEL)?.parse().ok()?,
         attempt: label(ATTEMPT_LABEL)?.parse().ok()?,
         name: pod.name_any(),
+        instance: pod.uid().unwrap_or_default(),
+        created: pod.metadata.creation_timestamp.as_ref().map(|time| time.0),
+        started: container(pod).and_then(|status| start_time(status.state.as_ref()?)),
         node: pod.spec.as_ref().and_then(|spec| spec.node_name.clone()),
         is_terminating: pod.metadata.deletion_timestamp.is_some(),
+        removal_deadline: pod.metadata.deletion_timestamp.as_ref().map(|time| time.0),
         is_evicted: has_condition(pod, "DisruptionTarget"),
         state: state(pod),
     })
@@ -52,6 +57,13 @@ pub fn has_condition(pod: &Pod, type_: &str) -> bool {
 fn container(pod: &Pod) -> Option<&ContainerStatus> {
     let all = pod.status.as_ref()?.container_statuses.as_ref()?;
     all.iter().find(|status| status.name == CONTAINER_NAME)
+}
+
+/// Returns when the process of a container started, if it runs or has ended.
+fn start_time(state: &ContainerState) -> Option<Timestamp> {
+    let running = state.running.as_ref().and_then(|running| running.started_at.as_ref());
+    let ended = || state.terminated.as_ref().and_then(|ended| ended.started_at.as_ref());
+    running.or_else(ended).map(|time| time.0)
 }
 
 /// Returns the state of the init container `name`, if the pod has one.

@@ -16,7 +16,7 @@ use millrace_cluster::priorities::priorities;
 use millrace_control::world::Error as Ended;
 use millrace_control::{AgentsFound, AttemptContext, JournalEndpoint, PriorityValues, World};
 use millrace_crds::{Appliance, ApplianceStatus, Grant, JobProgress, TrainJob, TrainJobStatus};
-use millrace_lifecycle::JobEvent;
+use millrace_lifecycle::{JobEvent, NODE_LOST_SECONDS};
 use serde::Serialize;
 use serde_json::{Value, json};
 
@@ -84,6 +84,8 @@ impl World for ClusterWorld {
     type Error = Error;
     type Handle = Vec<Pod>;
 
+    const AGENTS_ARE_REPLACEABLE: bool = true;
+
     async fn observe(&self, job: &TrainJob) -> Result<AgentsFound<Vec<Pod>>, Error> {
         let selector = ListParams::default().labels(&ChildNames::for_job(job).selector_text());
         let pods = self.pods(&job.namespace().unwrap_or_default()).list(&selector).await;
@@ -105,6 +107,14 @@ impl World for ClusterWorld {
 
     async fn remove_agents(&self, job: &TrainJob, existing: &Vec<Pod>, grace: u32) -> Result<(), Error> {
         remove_pods(&self.pods(&job.namespace().unwrap_or_default()), existing, grace).await
+    }
+
+    async fn remove_agent(&self, job: &TrainJob, existing: &Vec<Pod>, instance: &str, grace: u32) -> Result<(), Error> {
+        let pods = self.pods(&job.namespace().unwrap_or_default());
+        match existing.iter().find(|pod| pod.metadata.uid.as_deref() == Some(instance)) {
+            Some(pod) => remove_pods(&pods, std::slice::from_ref(pod), grace).await,
+            None => Ok(()),
+        }
     }
 
     async fn finalize(&self, job: &TrainJob) -> Result<Option<Duration>, Error> {
@@ -228,10 +238,13 @@ impl World for ClusterWorld {
     }
 }
 
-/// Deletes the pods in `found` whose own deletion does not end within `grace` seconds. Deletes by UID, so that a pod of
-/// the next attempt, which has the same name, is not deleted.
+/// Deletes the pods in `found` whose own deletion does not end within `grace` seconds; a pod on a lost node, whose
+/// deletion is overdue, at once and without waiting for its node. Deletes by UID, so that a pod of the next attempt,
+/// which has the same name, is not deleted.
 async fn remove_pods(pods: &Api<Pod>, found: &[Pod], grace: u32) -> Result<(), Error> {
+    let now = Timestamp::now();
     for pod in found {
+        let grace = if is_removal_overdue(pod, now) { 0 } else { grace };
         let is_terminating = pod.metadata.deletion_timestamp.is_some();
         let ends_in = pod.metadata.deletion_grace_period_seconds.filter(|_| is_terminating);
         if ends_in.is_some_and(|seconds| seconds <= i64::from(grace)) {
@@ -246,6 +259,12 @@ async fn remove_pods(pods: &Api<Pod>, found: &[Pod], grace: u32) -> Result<(), E
         }
     }
     Ok(())
+}
+
+/// Returns whether a pod still exists so long after the end of its grace period that its node must be lost.
+fn is_removal_overdue(pod: &Pod, now: Timestamp) -> bool {
+    let ends = pod.metadata.deletion_timestamp.as_ref().map(|time| time.0);
+    ends.is_some_and(|ends| now.as_second() - ends.as_second() >= NODE_LOST_SECONDS)
 }
 
 /// Writes a status to the version of the object that it was decided from; returns false after a write conflict or if
@@ -294,11 +313,12 @@ mod tests {
 
     use super::*;
 
-    /// Builds a pod as an API server returns it. `ends_in` is its grace period if it is being deleted.
-    fn pod(name: &str, uid: &str, ends_in: Option<u32>) -> Pod {
+    /// Builds a pod as an API server returns it. `deletion` has its grace period and the end of that, if it is being
+    /// deleted.
+    fn pod(name: &str, uid: &str, deletion: Option<(u32, &str)>) -> Pod {
         let mut metadata = json!({"name": name, "namespace": "team", "uid": uid});
-        if let Some(seconds) = ends_in {
-            metadata["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
+        if let Some((seconds, ends)) = deletion {
+            metadata["deletionTimestamp"] = json!(ends);
             metadata["deletionGracePeriodSeconds"] = json!(seconds);
         }
         serde_json::from_value(json!({"apiVersion": "v1", "kind": "Pod", "metadata": metadata})).unwrap()
@@ -334,11 +354,19 @@ mod tests {
     async fn pod_is_deleted_by_uid() {
         let (client, deletions) = server("new");
         let pods: Api<Pod> = Api::namespaced(client, "team");
-        let found = [pod("a", "new", None), pod("b", "old", None), pod("c", "new", Some(5)), pod("d", "new", Some(60))];
+        let (later, long_ago) = ("2100-01-01T00:00:00Z", "2026-01-01T00:00:00Z");
+        let found = [
+            pod("a", "new", None),
+            pod("b", "old", None),
+            pod("c", "new", Some((5, later))),
+            pod("d", "new", Some((60, later))),
+            pod("e", "new", Some((5, long_ago))),
+        ];
         remove_pods(&pods, &found, 10).await.unwrap();
         let deletions = deletions.lock().unwrap();
         let uids: Vec<_> = deletions.iter().map(|options| options["preconditions"]["uid"].as_str()).collect();
-        assert_eq!(uids, [Some("new"), Some("old"), Some("new")], "the third ends in time by itself");
-        assert!(deletions.iter().all(|options| options["gracePeriodSeconds"] == 10));
+        assert_eq!(uids, [Some("new"), Some("old"), Some("new"), Some("new")], "the third ends in time by itself");
+        let grace = deletions.iter().map(|options| options["gracePeriodSeconds"].as_u64());
+        assert!(grace.eq([10, 10, 10, 0].map(Some)), "the node of the last one is lost");
     }
 }

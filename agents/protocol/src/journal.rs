@@ -135,6 +135,7 @@ mod tests {
             num_csx: 2,
             epoch: None,
             resumed: None,
+            lost_agents: Default::default(),
             note: None,
         };
         let events = [

@@ -1,5 +1,5 @@
-//! Decides whether, and when, a lost agent is replaced: the rules of the launcher of a local run and of the process
-//! backend of the REST server. Without a clock, processes or pods, so that the operator can use them, too.
+//! Decides whether, and when, a lost agent is replaced: the rules of the launcher of a local run, of the process
+//! backend of the REST server, and of the operator. Without a clock, processes or pods.
 //!
 //! ```text
 //!  an agent is lost ─► Backoff of this agent ─► Replace { after }   the others continue, or wait for it
@@ -12,6 +12,8 @@
 //! * An agent without which the others continue is replaced without end. Any other one is given up after
 //!   [`MAX_LOSSES_IN_A_ROW`] losses without a stable instance.
 //! * An agent that was given invalid input is never replaced: every instance would fail in the same way.
+//! * An agent that exceeds its memory limit is given up after [`MAX_MEMORY_LOSSES`] losses, however long its instances
+//!   ran: memory can run out in every step.
 
 #![cfg_attr(not(test), deny(clippy::unwrap_used, clippy::expect_used, clippy::panic))]
 #![forbid(unsafe_code)]
@@ -20,6 +22,7 @@
 use std::time::Duration;
 
 use millrace_outcome::Exit;
+use millrace_params::Role;
 
 /// Delay before the second replacement of an agent in a row; doubled for each further one.
 pub const INITIAL_BACKOFF: Duration = Duration::from_millis(500);
@@ -29,6 +32,12 @@ pub const MAX_BACKOFF: Duration = Duration::from_secs(60);
 pub const STABLE_UPTIME: Duration = Duration::from_secs(10);
 /// Losses in a row after which an agent that the others need is given up: about 16 s of delays.
 pub const MAX_LOSSES_IN_A_ROW: u32 = 7;
+/// Losses after which an agent that exceeds its memory limit is given up.
+pub const MAX_MEMORY_LOSSES: u32 = 3;
+/// Time for the coordinator to report the failure of an agent, and to end the run with it.
+pub const FAILURE_REPORT_TIMEOUT: Duration = Duration::from_secs(2);
+/// How long the coordinator has to end after an agent has left, if that was the end of the run.
+pub const LEAVE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Whether the other agents of an attempt continue without an agent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,6 +48,19 @@ pub enum Necessity {
     Optional,
 }
 
+impl Necessity {
+    /// Returns the necessity of a lost agent of `role`, if `others` other agents of the role run. A job trains on
+    /// `min_systems` systems or more.
+    pub fn of(role: Role, others: usize, min_systems: usize) -> Self {
+        let is_optional = match role {
+            Role::Cs2 => others >= min_systems.max(1),
+            Role::SwarmX | Role::Activation => others > 0,
+            Role::Coordinator | Role::MemoryX => false,
+        };
+        if is_optional { Self::Optional } else { Self::Required }
+    }
+}
+
 /// How an agent was lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Loss {
@@ -46,8 +68,22 @@ pub enum Loss {
     Exited(Exit),
     /// A signal, a crash, a deletion or the loss of its machine ended it.
     Killed,
+    /// It exceeded its memory limit.
+    OutOfMemory,
     /// It runs, but the coordinator counts it as lost.
     Unresponsive,
+}
+
+impl Loss {
+    /// Returns how long the end of an agent may be part of the end of its run: an agent that fails can be the cause,
+    /// and an agent that leaves has been instructed to. A loss counts after this time.
+    pub const fn settling_time(self) -> Duration {
+        match self {
+            Self::Exited(Exit::Failed | Exit::BadInput) => FAILURE_REPORT_TIMEOUT,
+            Self::Exited(_) => LEAVE_TIMEOUT,
+            Self::Killed | Self::OutOfMemory | Self::Unresponsive => Duration::ZERO,
+        }
+    }
 }
 
 /// What follows from the loss of an agent.
@@ -67,7 +103,7 @@ pub enum Consequence {
 pub enum GiveUpReason {
     /// Every instance would fail in the same way.
     FailsEachTime,
-    /// It was lost [`MAX_LOSSES_IN_A_ROW`] times in a row.
+    /// It was lost [`MAX_LOSSES_IN_A_ROW`] times in a row, or exceeded its memory limit [`MAX_MEMORY_LOSSES`] times.
     LostTooOften,
 }
 
@@ -81,8 +117,10 @@ impl LossCount {
         if loss == Loss::Exited(Exit::BadInput) {
             return Consequence::GiveUp(GiveUpReason::FailsEachTime);
         }
-        self.0 = if uptime >= STABLE_UPTIME { 1 } else { self.0.saturating_add(1) };
-        if necessity == Necessity::Required && self.0 >= MAX_LOSSES_IN_A_ROW {
+        let is_first = uptime >= STABLE_UPTIME && loss != Loss::OutOfMemory;
+        self.0 = if is_first { 1 } else { self.0.saturating_add(1) };
+        let is_memory_exhausted = loss == Loss::OutOfMemory && self.0 >= MAX_MEMORY_LOSSES;
+        if is_memory_exhausted || (necessity == Necessity::Required && self.0 >= MAX_LOSSES_IN_A_ROW) {
             return Consequence::GiveUp(GiveUpReason::LostTooOften);
         }
         Consequence::Replace { after: self.backoff() }
@@ -129,6 +167,32 @@ mod tests {
         let mut count = LossCount(6);
         let consequence = count.on_loss(Loss::Unresponsive, Necessity::Required, STABLE_UPTIME);
         assert_eq!((consequence, count), (Consequence::Replace { after: Duration::ZERO }, LossCount(1)));
+    }
+
+    #[test]
+    fn memory_limit_gives_up_slow_instances_too() {
+        let mut count = LossCount::default();
+        let mut is_given_up = || {
+            let consequence = count.on_loss(Loss::OutOfMemory, Necessity::Optional, 10 * STABLE_UPTIME);
+            consequence == Consequence::GiveUp(GiveUpReason::LostTooOften)
+        };
+        assert_eq!([is_given_up(), is_given_up(), is_given_up()], [false, false, true]);
+    }
+
+    #[test]
+    fn necessity_follows_from_remaining_agents() {
+        use Necessity::{Optional, Required};
+        for (role, others, expected) in [
+            (Role::Cs2, 2, Optional),
+            (Role::Cs2, 1, Required),
+            (Role::SwarmX, 0, Required),
+            (Role::Activation, 1, Optional),
+            (Role::MemoryX, 5, Required),
+            (Role::Coordinator, 0, Required),
+        ] {
+            assert_eq!(Necessity::of(role, others, 2), expected, "{role}");
+        }
+        assert_eq!(Necessity::of(Role::Cs2, 0, 0), Required, "one system is always needed");
     }
 
     #[test]

@@ -2,9 +2,9 @@
 //! that are lost, and leaves other decisions to the caller.
 //!
 //! * A process is replaced by the rules of [`Replacements`], while the group is to run and its coordinator has not
-//!   ended. Meanwhile it counts as starting.
-//! * The coordinator is not replaced: the caller numbers attempts, and every coordinator of a job needs another one. A
-//!   coordinator that does not respond is killed.
+//!   ended the attempt. Meanwhile it counts as starting.
+//! * A coordinator is replaced if it was killed, also because it did not respond. One that ends by itself has ended the
+//!   attempt.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -16,7 +16,7 @@ use tokio::sync::watch;
 
 use super::children::{ChildEvent, Children};
 use super::process::{DesiredState, LastLines, OutputMode};
-use super::replacements::{Replacements, describe_end};
+use super::replacements::{Replacements, describe_end, is_coordinator_lost};
 use super::supervise::ProcessExit;
 use super::{LaunchError, LocalRun};
 
@@ -188,7 +188,9 @@ impl GroupTask {
                 tracing::warn!("{agent} {end}; a new {agent} is started");
                 self.children.start_replacement(agent).await;
                 let last_lines = self.children.last_lines(agent);
-                self.processes.change(agent, |state| state.last_lines = last_lines);
+                // A coordinator listens when it starts, and does not print that it is ready.
+                let ready = agent.role == Role::Coordinator;
+                self.processes.change(agent, |state| (state.last_lines, state.ready) = (last_lines, ready));
             }
             ChildEvent::Unresponsive(agent, uptime) => {
                 if !self.is_ending && self.replacements.kills_unresponsive(agent, uptime) {
@@ -203,7 +205,8 @@ impl GroupTask {
         let ended = (exit, SystemTime::now());
         self.replacements.on_ended(agent);
         self.processes.change(agent, |state| state.ready = false);
-        if agent.role != Role::Coordinator
+        let has_ended_attempt = agent.role == Role::Coordinator && !is_coordinator_lost(exit);
+        if !has_ended_attempt
             && !self.is_ending
             && let Some(after) = self.replacements.replace_after(agent, exit, uptime)
         {

@@ -10,11 +10,6 @@ use millrace_replacement::{Consequence, Loss, LossCount, Necessity};
 use super::Exit;
 use super::supervise::ProcessExit;
 
-/// Time for the coordinator to report the failure of an agent. Also the time for it to end if the stop request could
-/// not be sent.
-pub const FAILURE_REPORT_TIMEOUT: Duration = Duration::from_secs(2);
-/// How long the coordinator has to end after an agent has left, if that was the end of the run.
-pub const LEAVE_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long a process must have run to count as unresponsive: the coordinator reports an agent 2 s after its loss, so
 /// an older process is not a replacement of it.
 const START_TIMEOUT: Duration = Duration::from_millis(2500);
@@ -64,15 +59,10 @@ impl Replacements {
 
     /// Returns when the process of `agent`, which has ended after `uptime`, is replaced; `None` if it is given up.
     pub fn replace_after(&mut self, agent: AgentId, exit: ProcessExit, uptime: Duration) -> Option<Duration> {
-        let remaining = self.running(agent.role);
-        let necessity = match agent.role {
-            Role::Cs2 if remaining >= self.least_systems.max(1) => Necessity::Optional,
-            Role::SwarmX | Role::Activation if remaining > 0 => Necessity::Optional,
-            _ => Necessity::Required,
-        };
-        let (loss, grace) = loss_of(exit);
+        let necessity = Necessity::of(agent.role, self.running(agent.role), self.least_systems);
+        let loss = exit.exit().map_or(Loss::Killed, Loss::Exited);
         match self.losses.entry(agent).or_default().on_loss(loss, necessity, uptime) {
-            Consequence::Replace { after } => Some(after.max(grace)),
+            Consequence::Replace { after } => Some(after.max(loss.settling_time())),
             Consequence::GiveUp(_) => None,
         }
     }
@@ -84,16 +74,12 @@ impl Replacements {
     }
 }
 
+/// Returns whether a coordinator that ended in this way was lost, instead of having ended the attempt.
+pub fn is_coordinator_lost(exit: ProcessExit) -> bool {
+    matches!(exit.exit(), None | Some(Exit::PeerLost))
+}
+
 /// Describes the end of a process that is replaced, to follow its name in a message.
 pub fn describe_end(exit: ProcessExit, was_unresponsive: bool) -> String {
     if was_unresponsive { "did not respond and was killed".to_owned() } else { exit.to_string() }
-}
-
-/// Returns the loss that the end of a process is, and how long the launcher waits before it counts as one.
-fn loss_of(exit: ProcessExit) -> (Loss, Duration) {
-    match exit.exit() {
-        None => (Loss::Killed, Duration::ZERO),
-        Some(exit @ (Exit::Failed | Exit::BadInput)) => (Loss::Exited(exit), FAILURE_REPORT_TIMEOUT),
-        Some(exit) => (Loss::Exited(exit), LEAVE_TIMEOUT),
-    }
 }

@@ -12,6 +12,7 @@ use serde_json::Value;
 
 use super::harness::{TestDir, kill};
 use super::identities::{self, authority, first_attempt, identity_dir};
+use super::ports::free_port;
 
 /// The agents of a job on two systems.
 pub const AGENTS: [&str; 7] = ["memoryx-0", "memoryx-1", "swarmx-0", "activation-0", "activation-1", "cs2-0", "cs2-1"];
@@ -44,6 +45,30 @@ impl<'a> Job<'a> {
         let mut job = Self::launched(place, AttemptName::new(uid, attempt).unwrap(), &[]);
         AGENTS.into_iter().for_each(|agent| job.join(agent));
         job
+    }
+
+    /// Starts an attempt of the job `uid` with model_dir `m` as in pods, and all its agents.
+    pub fn in_pods(place: &'a TestDir, uid: &str, attempt: u32, max_steps: u64) -> Self {
+        write_launch_with(place, "m", max_steps, |launch| {
+            (launch.job_uid, launch.attempt) = (Some(uid.to_owned()), Some(attempt));
+        });
+        let attempt = AttemptName::new(uid, attempt).unwrap();
+        let address = format!("127.0.0.1:{}", free_port());
+        let (coordinator, stdout) = start_coordinator_pod(place, &attempt, &address);
+        let listening = serde_json::json!({"control": address});
+        let mut job = Self { place, listening, attempt, coordinator, stdout, agents: Vec::new() };
+        AGENTS.into_iter().for_each(|agent| job.join(agent));
+        job
+    }
+
+    /// Sends a signal to the coordinator of a job in pods, waits for its end, and starts another one of the same
+    /// attempt. Returns the exit code of the first one.
+    pub fn replace_coordinator_pod(&mut self, signal: Signal) -> Option<i32> {
+        kill(self.coordinator.id(), signal);
+        let code = self.coordinator.wait().unwrap().code();
+        let (coordinator, stdout) = start_coordinator_pod(self.place, &self.attempt, self.listening("control"));
+        (self.coordinator, self.stdout) = (coordinator, stdout);
+        code
     }
 
     /// Starts only the coordinator, with additional `arguments`.
@@ -185,6 +210,15 @@ fn start_coordinator(
     stdout.read_line(&mut line).unwrap();
     let listening = serde_json::from_str(line.strip_prefix("listening ").unwrap()).unwrap();
     (coordinator, stdout, listening)
+}
+
+/// Starts a coordinator without a launcher, which listens at `address`; returns it with its standard output.
+fn start_coordinator_pod(place: &TestDir, attempt: &AttemptName, address: &str) -> (Child, BufReader<ChildStdout>) {
+    let mut command = role_of(place, attempt, "coordinator-0");
+    command.arg("--launch").arg(place.path("launch.json")).args(["--listen", address, "--termination_log", "last"]);
+    let mut coordinator = command.stdout(Stdio::piped()).spawn().unwrap();
+    let stdout = BufReader::new(coordinator.stdout.take().unwrap());
+    (coordinator, stdout)
 }
 
 /// Returns the command of a role without a launcher, of the first attempt.

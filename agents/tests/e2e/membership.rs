@@ -1,6 +1,8 @@
 //! Tests in which agents and coordinators leave, die and join while a job runs.
 
+use millrace_checkpoint::ModelDirLock;
 use millrace_emulator::numerics::Isa;
+use rustix::process::Signal;
 
 use super::harness::TestDir;
 use super::job::{AGENTS, Job};
@@ -45,14 +47,44 @@ fn bits_are_independent_of_leaving_and_joining_agents() {
 }
 
 #[test]
-fn terminated_shard_stays_until_its_state_is_saved() {
+fn terminated_shard_leaves_once_its_parameters_are_saved() {
+    const STEPS: u64 = 300;
     let place = place();
-    let mut job = Job::start(&place, 1_000_000);
+    let mut job = Job::start(&place, STEPS);
     job.wait_for_step(20);
     assert_eq!(job.terminate_agent("memoryx-1"), Some(0));
-    assert_eq!(job.end(), Some(130));
-    let last = place.train_lines("m").len() as u64;
-    assert_eq!(place.info(&format!("m/checkpoint_{last}"))["step"], last);
+    let line = job.wait_for("Saved checkpoint");
+    let saved: u64 = line.trim_end().rsplit_once('_').unwrap().1.parse().unwrap();
+    assert!(saved >= 20 && saved % 150 > 0, "for this shard: {line}");
+    job.join("memoryx-1");
+    job.wait_for_step(200);
+    assert_eq!(job.end(), Some(0));
+    assert_undisturbed(&place, STEPS);
+}
+
+/// In a pod, SIGTERM moves the coordinator; another one continues its attempt, as after a crash.
+#[test]
+fn coordinator_pod_leaves_its_attempt_to_another_one() {
+    const STEPS: u64 = 300;
+    let place = place();
+    let mut job = Job::in_pods(&place, "pods", 1, STEPS);
+    for (step, signal, code) in
+        [(20, Signal::TERM, Some(130)), (80, Signal::KILL, None), (160, Signal::TERM, Some(130))]
+    {
+        job.wait_for_step(step);
+        assert_eq!(job.replace_coordinator_pod(signal), code);
+        assert!(!place.path("last").exists(), "it reports no outcome of the attempt");
+        job.wait_for(": MemoryX holds its parameters.");
+    }
+    // A system that is lost together with the coordinator is not waited for.
+    job.kill("cs2-1");
+    assert_eq!(job.replace_coordinator_pod(Signal::KILL), None);
+    job.wait_for(": MemoryX holds its parameters.");
+    job.join("cs2-1");
+    assert_eq!(job.end(), Some(0));
+    assert_undisturbed(&place, STEPS);
+    let owner = ModelDirLock::last_owner(&place.path("m")).unwrap().unwrap();
+    assert_eq!((owner.attempt, owner.attempt_of_job(5)), (5, Some(1)), "five processes, one attempt");
 }
 
 #[test]

@@ -177,6 +177,9 @@ impl World for ProcessWorld {
     type Error = ApiError;
     type Handle = FoundProcesses;
 
+    /// The process group of an attempt replaces its processes.
+    const AGENTS_ARE_REPLACEABLE: bool = false;
+
     async fn observe(&self, job: &TrainJob) -> Result<AgentsFound<FoundProcesses>, ApiError> {
         let uid = job.uid().unwrap_or_default();
         let Some(RunningAttempt { attempt, process_group: group, kill_time }) = self.running_attempt(&uid) else {
@@ -230,6 +233,10 @@ impl World for ProcessWorld {
         }
         self.running_attempts()
             .insert(uid, RunningAttempt { attempt: attempt.number, process_group: Some(group), kill_time: None });
+        Ok(())
+    }
+
+    async fn remove_agent(&self, _: &TrainJob, _: &FoundProcesses, _: &str, _: u32) -> Result<(), ApiError> {
         Ok(())
     }
 

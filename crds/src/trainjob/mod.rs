@@ -7,7 +7,9 @@ mod status;
 mod volumes;
 
 pub use params::StoredParams;
-pub use progress::{CheckpointStatus, FailureStatus, JobProgress, QueueReason, QueueStatus, RetryStatus, RoleStatus};
+pub use progress::{
+    CheckpointStatus, FailureStatus, JobProgress, LostAgentStatus, QueueReason, QueueStatus, RetryStatus, RoleStatus,
+};
 pub use state::JobState;
 pub(crate) use status::never_decreases;
 pub use status::{OverruledKey, ResolvedJob, TrainJobStatus};

@@ -160,6 +160,40 @@ pub struct RoleStatus {
     pub failed: u32,
 }
 
+/// An agent of the current attempt that was lost, and replaced without a restart of the attempt.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct LostAgentStatus {
+    /// The agent, such as cs2-1.
+    #[schemars(length(max = 63))]
+    pub name: String,
+    /// UID of the pod that was lost last.
+    #[serde(default)]
+    #[schemars(length(max = 63))]
+    pub instance: String,
+    /// Losses in a row: the count begins again once a pod of the agent has run for ten seconds.
+    #[serde(default)]
+    pub losses: u32,
+    /// Cause of the last loss in one word: Deleted, Evicted, NodeLost, Unresponsive, OOMKilled or Error.
+    #[serde(default)]
+    #[schemars(length(max = 63))]
+    pub reason: String,
+    /// The cause as a sentence.
+    #[serde(default)]
+    #[schemars(length(max = 1024))]
+    pub message: String,
+    /// Node of the pod.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 253))]
+    pub node: Option<String>,
+    /// Time at which the loss was found.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub time: Option<Time>,
+    /// Earliest time at which the pod is replaced.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub replacement_time: Option<Time>,
+}
+
 /// The first thing that went wrong in an attempt: the cause, not what it pulled down.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]

@@ -7,7 +7,9 @@ use millrace_params::{MachineDocument, Mode};
 use schemars::{JsonSchema, Schema};
 use serde::{Deserialize, Serialize};
 
-use super::{CheckpointStatus, FailureStatus, JobProgress, JobState, QueueStatus, RetryStatus, RoleStatus};
+use super::{
+    CheckpointStatus, FailureStatus, JobProgress, JobState, LostAgentStatus, QueueStatus, RetryStatus, RoleStatus,
+};
 use crate::RoleResources;
 use crate::condition::{ConditionType, conditions_schema};
 use crate::schema::keyed_by;
@@ -67,6 +69,13 @@ pub struct TrainJobStatus {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 8), transform = by_name)]
     pub roles: Vec<RoleStatus>,
+    /// The agents of the current attempt that were lost and replaced, the newest losses of at most 64 agents.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 64), transform = by_name)]
+    pub lost_agents: Vec<LostAgentStatus>,
+    /// Total number of agents that were replaced without a restart.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub replacements: Option<u32>,
     /// Progress of the job.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub progress: Option<JobProgress>,

@@ -29,6 +29,7 @@ use millrace_lifecycle::{
     decide_deleted, is_waiting,
 };
 use millrace_protocol::error_chain;
+use millrace_protocol::launch::V1;
 use millrace_traces::TraceParent;
 use tokio::time::timeout;
 use tracing::Instrument;
@@ -36,7 +37,7 @@ use tracing::Instrument;
 use crate::attempt::AttemptContext;
 use crate::context::ControllerContext;
 use crate::plan_cache::{self, PlanStatus};
-use crate::record::resolved_job;
+use crate::record::{resolved_job, resolved_version};
 use crate::resolve_error::ResolveError;
 use crate::world::{AgentsFound, Error, World};
 
@@ -224,6 +225,7 @@ async fn dereference<W: World>(
     let observed = JobObservation {
         now: Timestamp::now(),
         agents,
+        are_agents_replaceable: W::AGENTS_ARE_REPLACEABLE && has_replaceable_agents(job),
         grant: grant.map(|grant| LedgerEntry { attempt: grant.attempt, systems: grant.systems }),
         queue_place,
         report: report(control.followers.report(&uid, attempt), last.filter(|last| last.attempt == attempt)),
@@ -237,6 +239,13 @@ async fn dereference<W: World>(
         desired_agents: plan.map(|planned| planned.needs.wanted.clone()).unwrap_or_default(),
     };
     Ok(Dereferenced { uid, found_agents, cluster, observed })
+}
+
+/// Returns whether single agents of the job can be replaced. A coordinator of release 0.1.0 can't continue the attempt
+/// of another one.
+fn has_replaceable_agents(job: &TrainJob) -> bool {
+    let record = job.status.as_ref().and_then(|status| status.resolved.as_ref());
+    record.is_some_and(|record| resolved_version(record) > V1)
 }
 
 /// Returns the message to the user about a job that can't be run.
@@ -315,6 +324,9 @@ async fn apply<W: World>(
             }
             JobCommand::RemoveAgents { grace } => {
                 control.world.remove_agents(job, &dereferenced.found_agents, *grace).await?
+            }
+            JobCommand::RemoveAgent { instance, grace } => {
+                control.world.remove_agent(job, &dereferenced.found_agents, instance, *grace).await?
             }
             JobCommand::DeleteJob => control.world.delete_job(job).await?,
         }

@@ -140,6 +140,10 @@ pub trait World: Send + Sync + 'static {
     /// The agents as found, in the world's own types: pods, or the number of the running attempt.
     type Handle: Send + Sync;
 
+    /// Whether a lost agent is replaced by [`World::remove_agent`] and [`World::ensure_agents`]. A world that replaces
+    /// agents itself reports an agent as ended only if it is given up.
+    const AGENTS_ARE_REPLACEABLE: bool;
+
     /// Finds the objects of `job`.
     fn observe(&self, job: &TrainJob) -> impl Future<Output = Result<AgentsFound<Self::Handle>, Self::Error>> + Send;
 
@@ -155,6 +159,16 @@ pub trait World: Send + Sync + 'static {
         &self,
         job: &TrainJob,
         found: &Self::Handle,
+        grace: u32,
+    ) -> impl Future<Output = Result<(), Self::Error>> + Send;
+
+    /// Ends the agent in `found` that has this [`ObservedAgent::instance`] within `grace` seconds. With 0 seconds,
+    /// removes it without waiting for its node. Succeeds if it does not exist.
+    fn remove_agent(
+        &self,
+        job: &TrainJob,
+        found: &Self::Handle,
+        instance: &str,
         grace: u32,
     ) -> impl Future<Output = Result<(), Self::Error>> + Send;
 

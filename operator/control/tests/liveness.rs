@@ -46,6 +46,8 @@ impl World for StubWorld {
     type Error = StubError;
     type Handle = ();
 
+    const AGENTS_ARE_REPLACEABLE: bool = false;
+
     async fn observe(&self, _: &TrainJob) -> Result<AgentsFound<()>, StubError> {
         match &self.0 {
             Behaviour::Answers => {}
@@ -60,6 +62,10 @@ impl World for StubWorld {
     }
 
     async fn remove_agents(&self, _: &TrainJob, (): &(), _: u32) -> Result<(), StubError> {
+        Ok(())
+    }
+
+    async fn remove_agent(&self, _: &TrainJob, (): &(), _: &str, _: u32) -> Result<(), StubError> {
         Ok(())
     }
 

@@ -15,14 +15,30 @@ pub struct ObservedAgent {
     pub attempt: u32,
     /// Name of the object that runs it, such as its pod.
     pub name: String,
+    /// Identifies this instance among all of the agent, such as the UID of its pod. Empty in a world that replaces
+    /// agents itself.
+    pub instance: String,
     /// The node it runs on.
     pub node: Option<String>,
+    /// When the object was created, if known.
+    pub created: Option<Timestamp>,
+    /// When its process started, if known.
+    pub started: Option<Timestamp>,
     /// Whether it was requested to end.
     pub is_terminating: bool,
+    /// When its grace period ends, if it was requested to end.
+    pub removal_deadline: Option<Timestamp>,
     /// Whether it was requested to end to be moved: its node is being drained, or its place is needed.
     pub is_evicted: bool,
     /// Its state.
     pub state: AgentState,
+}
+
+impl ObservedAgent {
+    /// Returns the agent's name in the job, such as `cs2-1`.
+    pub fn id(&self) -> String {
+        format!("{}-{}", self.role, self.index)
+    }
 }
 
 /// The state of an agent.

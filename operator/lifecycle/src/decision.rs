@@ -42,6 +42,13 @@ pub enum JobCommand {
         /// Grace period, in seconds.
         grace: u32,
     },
+    /// End one agent, which is lost; `RunAgents` then creates it again.
+    RemoveAgent {
+        /// Identifies the instance, see [`ObservedAgent::instance`](crate::ObservedAgent::instance).
+        instance: String,
+        /// Grace period, in seconds; 0 if its node is lost.
+        grace: u32,
+    },
     /// Delete the job itself.
     DeleteJob,
 }

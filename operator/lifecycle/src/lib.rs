@@ -14,10 +14,13 @@
 //! |---|---|---|
 //! | `spec.suspend` is set | Suspending: the state is saved | Suspended; Queued once it is resumed |
 //! | `spec.numCsx` changes | Resizing: the state is saved | Queued |
-//! | an agent fails | Restarting | Starting, on the same systems, after a backoff  |
+//! | an agent is given up, or the coordinator fails | Restarting | Starting, on the same systems, after a backoff  |
 //! | the agents can't start | Restarting | Queued, without systems, until the backoff is over |
 //! | the job can't continue | a state of failure, such as BadParams or RetriesExhausted | no change |
 //! | the object is deleted | Deleting ([`decide_deleted`]) | the object no longer exists |
+//!
+//! An agent that is lost while its attempt continues is replaced, without a change of state unless the others wait for
+//! it. Then the state is Starting.
 //!
 //! [`schedule`] grants systems to the jobs in the queue, and [`ledger`] computes which systems are held already.
 //!
@@ -54,7 +57,7 @@ pub use observation::{
 };
 pub use retry::{backoff_place, seconds_until_next_attempt};
 pub use scheduler::{QueueEntry, SchedulingDecision, SystemRequest, is_waiting, schedule, used_resources};
-pub use transitions::{decide, decide_deleted};
+pub use transitions::{NODE_LOST_SECONDS, decide, decide_deleted};
 
 #[cfg(test)]
 mod random;

@@ -1,5 +1,7 @@
 //! The input of a decision: what is known about a job and its agents at one moment.
 
+use std::collections::BTreeMap;
+
 use k8s_openapi::jiff::Timestamp;
 use millrace_crds::{MaxDeadlines, QueueStatus, ResolvedJob, Role};
 
@@ -12,6 +14,10 @@ pub struct JobObservation {
     pub now: Timestamp,
     /// The agents that exist, of any attempt.
     pub agents: Vec<ObservedAgent>,
+    /// Whether a lost agent is replaced by [`JobCommand::RemoveAgent`](crate::JobCommand::RemoveAgent) and
+    /// `RunAgents`. False if the world replaces agents itself, or if they are of a release that can't be replaced: an
+    /// agent that has ended then ends the attempt.
+    pub are_agents_replaceable: bool,
     /// The job's grant in the ledger.
     pub grant: Option<LedgerEntry>,
     /// The job's place in the queue, if it has no grant.
@@ -70,6 +76,10 @@ pub struct CoordinatorReport {
     pub attempt: u32,
     /// Whether the attempt evaluates at present; false while it trains.
     pub evaluating: bool,
+    /// Number of systems that work at present, if known.
+    pub systems: Option<u32>,
+    /// Agents that the coordinator counts as lost, such as `cs2-1`, and since when.
+    pub unresponsive: BTreeMap<String, Timestamp>,
     /// The step at which the attempt resumed, and the number of later steps that run again; `None` if nothing was
     /// trained before.
     pub resumed: Option<(u64, u64)>,

@@ -50,6 +50,7 @@ pub fn journal(bytes: &[u8]) {
             num_csx: 1,
             epoch: None,
             resumed: None,
+            lost_agents: Default::default(),
             note: None,
         };
         drop(journal.append(JournalEvent::State(state)));

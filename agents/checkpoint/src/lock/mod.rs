@@ -16,12 +16,13 @@
 //!
 //! An owner has ended if it released the lock; if it ran on this host, in this process-id namespace, as this user, and
 //! `/proc` shows no such process with that start time; if it ran elsewhere and its heartbeat is older than the lease,
-//! both ages measured by the file server's clock; or if it is fenced: the new process is a higher *attempt* of the same
-//! job. An attempt that is not higher than the one of the same job that holds or last held the lock is always rejected.
+//! both ages measured by the file server's clock; or if it is fenced: the new process is of the same *attempt* of the
+//! same job, or a higher one. A lower attempt than the one that holds or last held the lock is always rejected.
 //!
 //! A job counts its attempts from 1, and so does the next job with the same model_dir. Inside model_dir attempts have
-//! one common count: the first attempt of a job follows the last attempt of the previous owner, and the lock file
-//! records the offset.
+//! one common count, in which every process that holds the lock has a number of its own: the first attempt of a job
+//! follows the last attempt of the previous owner, and a further coordinator of the same attempt of a job has the next
+//! number. The lock file records both, see [`Owner::attempt_of_job`].
 //!
 //! * The holder of the lock created the highest number. An owner that was fenced, or whose heartbeat expired, detects
 //!   it with [`ModelDirLock::check_held`], which is called before anything is published to model_dir. What it writes
@@ -46,6 +47,9 @@ pub const LOCK_LEASE: Duration = Duration::from_secs(60);
 /// Lost races before giving up. Each lost race is another process's success, so this many indicate a serious problem.
 const MAX_LOCK_RACES: usize = 64;
 
+/// Maximum numbers in [`Owner::continued`], which bounds the size of the lock file.
+const MAX_CONTINUED_ATTEMPTS: usize = 4096;
+
 /// A request for the lock.
 #[derive(Clone, Debug)]
 pub struct LockRequest {
@@ -60,8 +64,8 @@ impl LockRequest {
         Self { job: None, attempt: None, lease: LOCK_LEASE }
     }
 
-    /// An attempt of the job with this unique id. Takes over from lower attempts, running or not. An attempt can take
-    /// the lock once: a second process would reuse the numbers of the first one's epochs.
+    /// An attempt of the job with this unique id. Takes over from lower attempts and from an earlier process of the same
+    /// attempt, running or not.
     pub fn job(uid: impl Into<String>, attempt: u32) -> Self {
         Self { job: Some(uid.into()), attempt: Some(attempt), lease: LOCK_LEASE }
     }
@@ -90,7 +94,7 @@ pub enum LockError {
     /// Another process has just taken the lock and not yet written its name.
     #[error("model_dir {} has just been taken by another run; choose another -o or wait until it has ended", model_dir.display())]
     Contended { model_dir: PathBuf },
-    /// This attempt of the job, or a newer one, has held the lock.
+    /// A newer attempt of the job has held the lock.
     #[error("attempt {attempt} can't use model_dir {}: attempt {newer} of the job has used it already; start the next \
         attempt with a higher number", model_dir.display())]
     Fenced {
@@ -123,7 +127,7 @@ impl ModelDirLock {
     /// Takes the lock of `model_dir`, which is created if it does not exist. Does not block.
     ///
     /// # Errors
-    /// Another run holds it, this attempt of the job or a newer one has held it, or the directory can't be written.
+    /// Another run holds it, a newer attempt of the job has held it, or the directory can't be written.
     pub fn acquire(model_dir: impl Into<PathBuf>, request: &LockRequest) -> Result<Self, LockError> {
         let model_dir = model_dir.into();
         let io = |action| {
@@ -136,13 +140,8 @@ impl ModelDirLock {
             let draft = LockDraft::new(&model_dir).map_err(io("create"))?;
             let top = slot::highest(&model_dir).map_err(io("read"))?;
             let previous = check_occupant(&model_dir, request, top.as_ref(), &draft)?;
-            let last_attempt = previous.as_ref().map_or(0, |owner| owner.attempt);
-            let attempts_before = attempts_before(request, previous.as_ref());
-            let attempt = request
-                .attempt
-                .map_or(last_attempt.saturating_add(1), |attempt| attempts_before.saturating_add(attempt));
             let generation = top.as_ref().map_or(0, |lock| lock.generation).saturating_add(1);
-            let owner = Owner::this_process(request.job.clone(), attempts_before, attempt);
+            let owner = next_owner(request, previous.as_ref());
             let Some(file) = draft.publish(generation, &owner).map_err(io("create"))? else { continue };
             let highest = slot::highest(&model_dir).map_err(io("read"))?;
             if highest.is_none_or(|highest| highest.generation != generation) {
@@ -191,8 +190,7 @@ impl ModelDirLock {
         &self.model_dir
     }
 
-    /// Returns this run's attempt in the common count of model_dir: the one after the last run's, or the requested one
-    /// plus [`ModelDirLock::attempts_before`].
+    /// Returns this run's attempt in the common count of model_dir.
     pub const fn attempt(&self) -> u32 {
         self.owner.attempt
     }
@@ -213,10 +211,26 @@ impl ModelDirLock {
     }
 }
 
-/// Returns the number of attempts of other jobs before the first attempt of the requesting job. Each run without a job
-/// counts as another job.
-fn attempts_before(request: &LockRequest, previous: Option<&Owner>) -> u32 {
-    previous.map_or(0, |last| if request.job.is_some() && request.job == last.job { last.before } else { last.attempt })
+/// Returns the owner that this process becomes. Each run without a job counts as another job.
+fn next_owner(request: &LockRequest, previous: Option<&Owner>) -> Owner {
+    let next = previous.map_or(0, |last| last.attempt).saturating_add(1);
+    let same_job = previous.filter(|last| request.job.is_some() && request.job == last.job);
+    let before = same_job.or(previous).map_or(0, |last| if same_job.is_some() { last.before } else { last.attempt });
+    let mut continued = same_job.map_or_else(Vec::new, |last| last.continued.clone());
+    let attempt = match request.attempt {
+        None => next,
+        Some(attempt)
+            if same_job.is_some_and(|last| last.attempt_of_job(last.attempt.into()) == Some(attempt.into())) =>
+        {
+            continued.push(next);
+            next
+        }
+        Some(attempt) => before.saturating_add(continued.len() as u32).saturating_add(attempt),
+    };
+    // The oldest attempts then count as those of an earlier job.
+    let excess = continued.len().saturating_sub(MAX_CONTINUED_ATTEMPTS);
+    continued.drain(..excess);
+    Owner::this_process(request.job.clone(), before.saturating_add(excess as u32), continued, attempt)
 }
 
 /// Checks whether the lock may be taken from its current owner, and returns that owner.
@@ -237,8 +251,9 @@ fn check_occupant(
         };
     };
     if let (Some(attempt), true) = (request.attempt, request.job.is_some() && request.job == owner.job) {
-        let newer = owner.attempt.saturating_sub(owner.before);
-        return if attempt > newer {
+        let newest = owner.attempt_of_job(owner.attempt.into()).unwrap_or(0);
+        let newer = u32::try_from(newest).unwrap_or(u32::MAX);
+        return if attempt >= newer {
             Ok(Some(owner.clone()))
         } else {
             Err(LockError::Fenced { model_dir: model_dir(), attempt, newer })

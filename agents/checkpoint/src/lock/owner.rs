@@ -22,6 +22,10 @@ pub struct Owner {
     /// Number of attempts of other jobs before the job's first.
     #[serde(default)]
     pub before: u32,
+    /// Attempts in the common count, in ascending order, in which a further coordinator continued the attempt of the
+    /// job before it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub continued: Vec<u32>,
     /// Name of the host.
     pub host: String,
     /// Identifies the boot of the kernel: process ids are only meaningful within it.
@@ -37,14 +41,15 @@ pub struct Owner {
 }
 
 impl Owner {
-    /// Describes this process, with a new token.
-    pub(super) fn this_process(job: Option<String>, before: u32, attempt: u32) -> Self {
+    /// Describes this process, with a new token. It is the owner of `job` in attempt `attempt` of the common count.
+    pub(super) fn this_process(job: Option<String>, before: u32, continued: Vec<u32>, attempt: u32) -> Self {
         let pid = std::process::id();
         Self {
             token: random_token(),
             job,
             attempt,
             before,
+            continued,
             host: first_line("/proc/sys/kernel/hostname")
                 .or_else(|| std::env::var("HOSTNAME").ok())
                 .unwrap_or_default(),
@@ -54,6 +59,12 @@ impl Owner {
             started: process_start(pid).unwrap_or_default(),
             since: unix_seconds(),
         }
+    }
+
+    /// Returns the number, within the job, of an attempt of the common count; `None` if it was of an earlier job.
+    pub fn attempt_of_job(&self, attempt: u64) -> Option<u64> {
+        let continued = self.continued.iter().filter(|&&continued| u64::from(continued) <= attempt).count() as u64;
+        attempt.checked_sub(u64::from(self.before) + continued).filter(|attempt| *attempt > 0)
     }
 
     /// Returns whether the process is running; `None` if this host can't determine it.

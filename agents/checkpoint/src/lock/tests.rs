@@ -112,7 +112,6 @@ fn higher_attempt_takes_over_and_lower_is_fenced() {
     let dir = tempfile::tempdir().unwrap();
     let job = |uid: &str, attempt| acquire(dir.path(), &LockRequest::job(uid, attempt));
     let first = job("a", 1).unwrap();
-    assert!(matches!(job("a", 1), Err(LockError::Fenced { newer: 1, .. })));
     assert!(matches!(job("b", 9), Err(LockError::InUse { .. })));
     assert!(matches!(acquire(dir.path(), &LockRequest::next_attempt_of("a")), Err(LockError::InUse { .. })));
     let second = job("a", 2).unwrap();
@@ -123,7 +122,7 @@ fn higher_attempt_takes_over_and_lower_is_fenced() {
     second.check_held().unwrap();
     assert!(matches!(job("a", 1), Err(LockError::Fenced { newer: 2, .. })));
     drop(second);
-    assert!(matches!(job("a", 2), Err(LockError::Fenced { attempt: 2, newer: 2, .. })));
+    assert!(matches!(job("a", 1), Err(LockError::Fenced { attempt: 1, newer: 2, .. })), "also if it is free");
     assert_eq!(acquire(dir.path(), &LockRequest::next_attempt_of("a")).unwrap().attempt(), 3);
 }
 
@@ -137,10 +136,25 @@ fn next_job_restarts_attempts_while_model_dir_continues() {
     let owner = ModelDirLock::last_owner(dir.path()).unwrap().unwrap();
     assert_eq!((owner.job.as_deref(), owner.attempt), (Some("a"), 4), "after it let go, too");
     assert_eq!(counts(job("b", 1).unwrap()), (5, 4));
-    assert!(matches!(job("b", 1), Err(LockError::Fenced { attempt: 1, newer: 1, .. })));
     assert_eq!(counts(job("b", 3).unwrap()), (7, 4), "an attempt that never came this far is left out");
     assert_eq!(counts(acquire(dir.path(), &LockRequest::local()).unwrap()), (8, 7));
     assert_eq!(counts(job("b", 4).unwrap()), (12, 8), "the run between was another's");
+}
+
+#[test]
+fn every_coordinator_of_an_attempt_has_a_number_of_its_own() {
+    let dir = tempfile::tempdir().unwrap();
+    let job = |uid: &str, attempt| acquire(dir.path(), &LockRequest::job(uid, attempt));
+    drop(job("a", 1).unwrap());
+    let first = job("b", 1).unwrap();
+    let second = job("b", 1).unwrap();
+    assert!(first.check_held().is_err(), "the later process of an attempt takes over");
+    assert_eq!((first.attempt(), second.attempt()), (2, 3));
+    let last = [job("b", 2).unwrap(), job("b", 2).unwrap(), job("b", 5).unwrap()].map(|lock| lock.owner().clone());
+    assert_eq!([last[0].attempt, last[1].attempt, last[2].attempt], [4, 5, 8]);
+    let of_job: Vec<_> = (1..=8).map(|attempt| last[2].attempt_of_job(attempt)).collect();
+    assert_eq!(of_job, [None, Some(1), Some(1), Some(2), Some(2), Some(3), Some(4), Some(5)]);
+    assert!(matches!(job("b", 4), Err(LockError::Fenced { attempt: 4, newer: 5, .. })));
 }
 
 #[test]

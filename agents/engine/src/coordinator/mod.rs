@@ -270,6 +270,11 @@ impl Coordinator {
         self.try_begin_epoch(out);
     }
 
+    /// Returns whether the run was requested to stop.
+    pub const fn is_stopping(&self) -> bool {
+        self.stopping
+    }
+
     fn request_stop(&mut self) {
         self.stopping = true;
         self.current = None;

@@ -26,9 +26,10 @@ use std::time::Duration;
 
 use millrace_engine::types::{AgentId, Role};
 use millrace_protocol::journal::USER_STOP_REASON;
+use millrace_replacement::FAILURE_REPORT_TIMEOUT;
 
 use super::Exit;
-use super::replacements::{FAILURE_REPORT_TIMEOUT, Replacements};
+use super::replacements::{Replacements, is_coordinator_lost};
 
 /// How long the coordinator then has to save the last committed step.
 pub const SAVE_TIMEOUT: Duration = Duration::from_secs(30);
@@ -228,7 +229,7 @@ impl Supervisor {
     }
 
     fn on_coordinator_ended(&mut self, exit: ProcessExit, uptime: Duration) -> Vec<SupervisorCommand> {
-        let is_lost = matches!(exit.exit(), None | Some(Exit::PeerLost)) && !self.is_ending();
+        let is_lost = is_coordinator_lost(exit) && !self.is_ending();
         let coordinator = AgentId::new(Role::Coordinator, 0);
         if is_lost && let Some(after) = self.replacements.replace_after(coordinator, exit, uptime) {
             return self.replace(coordinator, exit, after);

@@ -1,7 +1,7 @@
 use millrace_protocol::launch::AgentCounts;
 
-use super::super::replacements::LEAVE_TIMEOUT;
 use super::*;
+use millrace_replacement::LEAVE_TIMEOUT;
 
 const COORDINATOR: AgentId = AgentId::new(Role::Coordinator, 0);
 const SHARD: AgentId = AgentId::new(Role::MemoryX, 0);

@@ -3,6 +3,7 @@
 use std::pin::Pin;
 use std::time::Duration;
 
+use millrace_checkpoint::lock::Owner;
 use millrace_protocol::error_chain;
 use millrace_protocol::journal::to_proto;
 use millrace_protocol::security::AuthenticatedIncoming;
@@ -34,8 +35,8 @@ pub enum RunCommand {
 pub struct JobJournal {
     /// The journal of all jobs that used model_dir.
     pub journal: JournalWriter,
-    /// Number of attempts in the journal before the job's first.
-    pub before: u64,
+    /// The owner of model_dir's lock, which numbers the attempts of the job.
+    pub owner: Owner,
 }
 
 /// Serves `journal` once it is set, and sends commands to `commands`.
@@ -128,7 +129,7 @@ impl proto::journal_server::Journal for JournalService {
 
 /// Sends the requested entries until the client disconnects or the outcome of the attempt was sent.
 async fn follow(
-    JobJournal { journal, before }: &JobJournal,
+    JobJournal { journal, owner }: &JobJournal,
     request: &proto::FollowRequest,
     sender: &mpsc::Sender<Result<proto::Entry, Status>>,
 ) {
@@ -144,7 +145,7 @@ async fn follow(
     loop {
         for entry in std::mem::take(&mut entries) {
             let last = entry.attempt == journal.attempt() && matches!(entry.event, JournalEvent::Outcome(_));
-            let Some(attempt) = entry.attempt.checked_sub(*before).filter(|attempt| *attempt > 0) else { continue };
+            let Some(attempt) = owner.attempt_of_job(entry.attempt) else { continue };
             if sender.send(Ok(to_proto(&entry, attempt))).await.is_err() || last {
                 return;
             }

@@ -108,13 +108,16 @@ pub async fn run(args: RoleArgs, context: CoordinatorContext) -> Result<Exit, Ag
 
     let prepared = tokio::select! {
         prepared = prepare(*launch, args.last_report, args.by_launcher, &console) => prepared?,
-        () = wait_for_stop_request(&mut terminate, &mut user) => {
+        request = wait_for_stop_request(&mut terminate, &mut user) => {
             console.end();
+            if request == StopRequest::Signal && !args.by_launcher {
+                return Ok(Exit::Interrupted);
+            }
             return Err(AgentError::with_reason(OutcomeReason::Interrupted, "Stopped before the run began."));
         }
     };
-    let before = prepared.lock.attempts_before().into();
-    let _ = journal.send(Some(JobJournal { journal: prepared.files.journal().clone(), before }));
+    let owner = prepared.lock.owner().clone();
+    let _ = journal.send(Some(JobJournal { journal: prepared.files.journal().clone(), owner }));
     let (records, logs) = mpsc::channel::<LogRecord>(MAX_QUEUED_LOG_RECORDS);
     logger.forward(move |record| {
         // Records beyond the capacity of the channel are printed to stderr only.
@@ -139,15 +142,23 @@ fn check_attempt(launch: &LaunchDocument, certified: &AttemptName) -> Result<(),
     Err(AgentError::bad_input(sentence).hint("start the coordinator with the identity of its attempt"))
 }
 
+/// What requested the coordinator to stop.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum StopRequest {
+    /// SIGTERM. In a pod, another coordinator continues the attempt, so this one reports no outcome.
+    Signal,
+    User,
+}
+
 /// Waits until SIGTERM or a user's stop command, while there is nothing to save yet. Answers checkpoint commands.
-async fn wait_for_stop_request(terminate: &mut Signal, user: &mut mpsc::Receiver<RunCommand>) {
+async fn wait_for_stop_request(terminate: &mut Signal, user: &mut mpsc::Receiver<RunCommand>) -> StopRequest {
     loop {
         tokio::select! {
-            Some(()) = terminate.recv() => return,
+            Some(()) = terminate.recv() => return StopRequest::Signal,
             Some(command) = user.recv() => match command {
                 RunCommand::Stop { reply, .. } => {
                     let _ = reply.send(proto::CommandReply::default());
-                    return;
+                    return StopRequest::User;
                 }
                 RunCommand::Checkpoint(reply) => {
                     let _ = reply.send(proto::CommandReply::default());

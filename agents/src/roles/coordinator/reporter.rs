@@ -1,6 +1,7 @@
 //! Reports the progress of the run: lines to the user, points to metrics.jsonl and the journal, gauges to `/metrics`,
 //! and the outcome at the end.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -106,6 +107,7 @@ impl Reporter {
                 total_steps: launch.mode.trains().then_some(compiled.job.run.max_steps),
                 num_csx: launch.agent_counts.systems as u32,
                 epoch: None,
+                lost_agents: BTreeMap::new(),
                 resumed: None,
                 note: None,
             },
@@ -159,6 +161,12 @@ impl Reporter {
     /// Records the new state of the run in the journal.
     fn set_phase(&mut self, stage: RunPhase) {
         self.state.state = stage;
+        self.files.record(journal::JournalEvent::State(self.state.clone()));
+    }
+
+    /// Records which agents are lost, and since when, in milliseconds since 1970.
+    pub fn set_lost_agents(&mut self, lost: BTreeMap<String, u64>) {
+        self.state.lost_agents = lost;
         self.files.record(journal::JournalEvent::State(self.state.clone()));
     }
 

@@ -20,8 +20,6 @@ pub struct RunEnd {
 /// Why a run is stopped before its end.
 #[derive(Clone, Debug, Default)]
 pub struct StopCause {
-    /// The shard that received a termination signal: a run can't continue without it.
-    pub leaving_shard: Option<AgentId>,
     /// The reason in the first stop request, if there was one.
     pub reason: Option<String>,
 }
@@ -42,12 +40,11 @@ impl RunEnd {
 
     /// Returns the end of a run that was stopped because of `cause`.
     pub fn stopped(cause: &StopCause) -> Self {
-        let message = match (cause.leaving_shard, cause.reason.as_deref()) {
-            (Some(shard), _) => format!("Stopped: {shard} is shutting down, and a run needs all its shards."),
-            (None, None | Some("" | USER_STOP_REASON)) => "Stopped by the user.".to_owned(),
-            (None, Some(reason)) => format!("Stopped: {reason}."),
+        let message = match cause.reason.as_deref() {
+            None | Some("" | USER_STOP_REASON) => "Stopped by the user.".to_owned(),
+            Some(reason) => format!("Stopped: {reason}."),
         };
-        Self { reason: OutcomeReason::Interrupted, message, agent: cause.leaving_shard }
+        Self { reason: OutcomeReason::Interrupted, message, agent: None }
     }
 
     /// Returns the end of a run that failed in the coordinator.
@@ -58,18 +55,14 @@ impl RunEnd {
 
 #[cfg(test)]
 mod tests {
-    use millrace_engine::types::Role;
-
     use super::*;
 
     #[test]
     fn only_a_stop_of_the_user_is_attributed_to_the_user() {
         let message = |cause: StopCause| RunEnd::of(RunOutcome::Stopped, Mode::Train, &cause).message;
-        let requested = |reason: &str| message(StopCause { reason: Some(reason.to_owned()), ..StopCause::default() });
+        let requested = |reason: &str| message(StopCause { reason: Some(reason.to_owned()) });
         assert_eq!(requested(USER_STOP_REASON), "Stopped by the user.");
         assert_eq!(message(StopCause::default()), "Stopped by the user.");
         assert_eq!(requested("cs2-1 was killed (signal 9)"), "Stopped: cs2-1 was killed (signal 9).");
-        let shard = Some(AgentId::new(Role::MemoryX, 0));
-        assert!(message(StopCause { leaving_shard: shard, reason: None }).contains("memoryx-0 is shutting down"));
     }
 }

@@ -1,5 +1,7 @@
 //! The entries of the journal.
 
+use std::collections::BTreeMap;
+
 use serde::{Deserialize, Serialize};
 
 use super::AttemptOutcome;
@@ -91,6 +93,10 @@ pub struct RunState {
     /// The epoch as `attempt.number`; `None` before the first.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub epoch: Option<String>,
+    /// Agents that the coordinator counts as lost, such as `cs2-1`, and since when, in milliseconds since 1970; since
+    /// 0.2.0.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub lost_agents: BTreeMap<String, u64>,
     /// Where the run resumed, if it did; since 0.2.0.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub resumed: Option<ResumePoint>,

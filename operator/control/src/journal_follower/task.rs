@@ -119,8 +119,7 @@ impl<W: World> Listener<'_, W> {
     /// Handles an entry. Entries that can't be read are of a later version, and are ignored.
     async fn handle_entry(&mut self, entry: &proto::Entry) {
         let Ok(entry) = journal::from_proto(entry) else { return };
-        let millis = i64::try_from(entry.unix_ms).unwrap_or(i64::MAX);
-        let at = Timestamp::from_millisecond(millis).unwrap_or_else(|_| Timestamp::now());
+        let at = timestamp(entry.unix_ms);
         match entry.event {
             JournalEvent::Metric(point) => {
                 self.writer.point(&point, at);
@@ -133,6 +132,9 @@ impl<W: World> Listener<'_, W> {
                 let is_news = state.note.is_none() || self.reports.borrow().advanced.is_none();
                 self.update_report(is_news, |report| {
                     report.evaluating = state.state == RunPhase::Evaluating;
+                    report.systems = state.epoch.is_some().then_some(state.num_csx);
+                    let lost = state.lost_agents.iter();
+                    report.unresponsive = lost.map(|(agent, since)| (agent.clone(), timestamp(*since))).collect();
                     report.resumed = state.resumed.map(|resumed| (resumed.step, resumed.repeated_steps));
                     if state.state != RunPhase::Starting && is_news {
                         report.advanced = Some(at);
@@ -170,6 +172,12 @@ impl<W: World> Listener<'_, W> {
             let _ = self.visits.send(self.target.job.clone());
         }
     }
+}
+
+/// Converts milliseconds since 1970; a number out of range becomes the current time.
+fn timestamp(unix_ms: u64) -> Timestamp {
+    let millis = i64::try_from(unix_ms).unwrap_or(i64::MAX);
+    Timestamp::from_millisecond(millis).unwrap_or_else(|_| Timestamp::now())
 }
 
 /// Waits until a stop is requested, and sends it to the coordinator. Returns step and digest of the saved checkpoint;

@@ -13,7 +13,7 @@ use kube::ResourceExt;
 use kube::runtime::reflector::ObjectRef;
 use millrace_control::{AgentsFound, AttemptContext, JobSite, PlanCache, WorkerPool, World};
 use millrace_crds::{Appliance, JobProgress, StoredParams, TrainJob, TrainJobSpec, TrainJobStatus};
-use millrace_lifecycle::JobEvent;
+use millrace_lifecycle::{JobEvent, ObservedAgent};
 
 /// Longer than any wait takes on a slow machine.
 const TEST_TIMEOUT: Duration = Duration::from_secs(120);
@@ -198,6 +198,7 @@ async fn check_agents(fixture: &impl Fixture) {
         }
     }
     assert!(world.has_leftover_agents(NAMESPACE, &uid).await.unwrap());
+    check_replacement(world, &job, &context).await;
     for _ in 0..2 {
         let AgentsFound { handle, .. } = world.observe(&job).await.unwrap();
         world.remove_agents(&job, &handle, GRACE_SECONDS).await.unwrap();
@@ -211,6 +212,30 @@ async fn check_agents(fixture: &impl Fixture) {
     let grants = world.leftover_grants(&appliance.name_any()).await.unwrap();
     assert!(grants.iter().all(|grant| grant.uid != uid), "{grants:?}");
     world.delete_job(&job).await.unwrap();
+}
+
+/// One agent is removed, twice, and created again as another instance; the others are not touched.
+async fn check_replacement<W: World>(world: &W, job: &TrainJob, context: &AttemptContext<'_>) {
+    if !W::AGENTS_ARE_REPLACEABLE {
+        return;
+    }
+    let AgentsFound { agents: before, handle, .. } = world.observe(job).await.unwrap();
+    let removed = &before[0].instance;
+    for _ in 0..2 {
+        world.remove_agent(job, &handle, removed, 0).await.unwrap();
+    }
+    let began = Instant::now();
+    let after = loop {
+        let AgentsFound { agents, handle, .. } = world.observe(job).await.unwrap();
+        if agents.len() == before.len() && agents.iter().all(|agent| agent.instance != *removed) {
+            break agents;
+        }
+        assert!(began.elapsed() < TEST_TIMEOUT, "the agent is not replaced after {TEST_TIMEOUT:?}");
+        world.ensure_agents(context, &handle).await.unwrap();
+        tokio::time::sleep(POLL_INTERVAL).await;
+    };
+    let kept = |agent: &ObservedAgent| before[1..].iter().any(|other| other.instance == agent.instance);
+    assert_eq!(after.iter().filter(|agent| kept(agent)).count(), before.len() - 1, "the others are not touched");
 }
 
 /// A job is deleted once, and another job of its name is not.

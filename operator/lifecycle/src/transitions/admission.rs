@@ -85,6 +85,7 @@ impl Decider<'_> {
             retry.first_step = self.status.checkpoint.as_ref().and_then(|saved| saved.step);
         }
         self.status.attempt = Some(attempt);
+        self.status.lost_agents.clear();
         self.status.restarts.get_or_insert(0);
         self.status.queue = None;
         self.status.num_csx = Some(num_csx);

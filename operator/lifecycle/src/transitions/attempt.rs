@@ -32,6 +32,7 @@ impl Decider<'_> {
             return self.restart(cause, counted);
         }
         let ready = self.count_ready();
+        let pending = self.pending_replacement();
         if let Some(exceeded) = self.check_deadlines(ready) {
             return exceeded;
         }
@@ -56,10 +57,16 @@ impl Decider<'_> {
         if ready || reported {
             self.reset_failed_starts();
         }
+        if let Some(pending) = pending.as_ref().filter(|pending| pending.is_required) {
+            return (JobState::Starting, format!("attempt {attempt} waits: {}", pending.message));
+        }
+        let systems = self.describe_systems(num_csx);
+        let degraded = pending.map_or_else(String::new, |pending| format!("; {}", pending.message));
         if reported && report.is_some_and(|report| report.evaluating) {
-            (JobState::Evaluating, format!("attempt {attempt} is evaluating on {num_csx} system(s)"))
+            (JobState::Evaluating, format!("attempt {attempt} is evaluating on {systems}{degraded}"))
         } else if reported {
-            (JobState::Training, format!("attempt {attempt} is training on {num_csx} system(s){}", self.resumed()))
+            let resumed = self.resumed();
+            (JobState::Training, format!("attempt {attempt} is training on {systems}{resumed}{degraded}"))
         } else if self.has_begun() || (ready && self.is_report_overdue()) {
             (JobState::Training, self.last_training_message(attempt, num_csx))
         } else {
@@ -67,6 +74,14 @@ impl Decider<'_> {
                 ("Preparing".to_owned(), "all agents are ready; the first step is being prepared".to_owned())
             });
             (JobState::Starting, format!("attempt {attempt} is starting on {num_csx} system(s); {reason}: {message}"))
+        }
+    }
+
+    /// Describes the systems that work, of `num_csx` that the attempt has.
+    fn describe_systems(&self, num_csx: u32) -> String {
+        match self.report().and_then(|report| report.systems).filter(|systems| *systems < num_csx) {
+            Some(systems) => format!("{systems} of {num_csx} system(s)"),
+            None => format!("{num_csx} system(s)"),
         }
     }
 
@@ -101,7 +116,7 @@ impl Decider<'_> {
         let is_ready = |agent: &ObservedAgent| match agent.state {
             _ if agent.is_terminating => false,
             AgentState::Ready => true,
-            AgentState::Starting => is_running,
+            AgentState::Starting => is_running && !self.status.lost_agents.iter().any(|lost| lost.name == agent.id()),
             AgentState::Waiting { .. } | AgentState::Ended(_) => false,
         };
         let has_failed =

@@ -94,6 +94,7 @@ impl Decider<'_> {
         self.status.systems.clear();
         self.status.num_csx = None;
         self.status.roles.clear();
+        self.status.lost_agents.clear();
         self.status.stop_time = None;
         self.status.attempt_start_time = None;
     }

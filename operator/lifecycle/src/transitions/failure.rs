@@ -39,7 +39,19 @@ fn progress(trained: &str, saved: &str) -> String {
 impl Decider<'_> {
     /// Returns what has broken the attempt, if anything, and whether it counts against the retry budget: agents that
     /// were moved on purpose do not.
-    pub(super) fn find_failure(&self) -> Option<(FailureStatus, bool)> {
+    pub(super) fn find_failure(&mut self) -> Option<(FailureStatus, bool)> {
+        if self.observed.are_agents_replaceable {
+            // Without an outcome, the coordinator was lost; the attempt continues with another one.
+            return match self.outcome() {
+                Some(outcome) => Some(self.outcome_failure(outcome)),
+                None => self.replace_lost_agents(),
+            };
+        }
+        self.find_ended_agent()
+    }
+
+    /// Returns what has broken an attempt whose agents can't be replaced.
+    fn find_ended_agent(&self) -> Option<(FailureStatus, bool)> {
         let agents = &self.observed.agents;
         let outcome = self.outcome();
         if let Some(outcome) = outcome.filter(|outcome| outcome.exit_code == EXIT_INTERRUPTED) {
@@ -257,7 +269,7 @@ impl Decider<'_> {
     }
 
     fn agent_by_name(&self, name: &str) -> Option<&ObservedAgent> {
-        self.observed.agents.iter().find(|agent| format!("{}-{}", agent.role, agent.index) == name)
+        self.observed.agents.iter().find(|agent| agent.id() == name)
     }
 }
 

@@ -2,7 +2,8 @@
 //!
 //! * `admission`: a job without systems waits, then an attempt begins.
 //! * `attempt`: an attempt starts and runs; `start`: why it can't start; `reports`: what its coordinator reports.
-//! * `failure`: what breaks an attempt, and the consequence.
+//! * `losses`: agents that are replaced while their attempt continues; `failure`: what breaks an attempt, and the
+//!   consequence.
 //! * `ending`: an attempt or a job ends, and its systems are released; `deletion`: a deleted job.
 
 mod admission;
@@ -10,10 +11,12 @@ mod attempt;
 mod deletion;
 mod ending;
 mod failure;
+mod losses;
 mod reports;
 mod start;
 
 pub use deletion::decide_deleted;
+pub use losses::NODE_LOST_SECONDS;
 #[cfg(test)]
 pub(crate) use reports::REPORT_TIMEOUT_SECONDS;
 

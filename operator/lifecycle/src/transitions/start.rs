@@ -20,7 +20,8 @@ impl Decider<'_> {
     }
 
     pub(super) fn has_begun(&self) -> bool {
-        matches!(self.before, Some(JobState::Training | JobState::Evaluating))
+        let has_advanced = self.report().is_some_and(|report| report.advanced.is_some());
+        matches!(self.before, Some(JobState::Training | JobState::Evaluating)) || has_advanced
     }
 
     /// Releases the systems if the API server has rejected an object that the attempt needs to start.

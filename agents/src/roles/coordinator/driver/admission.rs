@@ -1,4 +1,5 @@
-//! Admits agents. The first agents wait until all required agents have joined; later ones are admitted at once.
+//! Admits agents. The first agents wait until all required agents have joined; later ones are admitted at once. A
+//! coordinator that continues the run of another one waits only for a while for agents that it can do without.
 //!
 //! * The control port has checked that the certificate names the agent.
 //! * A process does not replace another live process of the same agent: it is rejected until the stream of the other
@@ -86,7 +87,18 @@ impl CoordinatorDriver {
         Ok(())
     }
 
-    fn admit_all(&mut self) -> Result<(), AgentError> {
+    /// Returns whether the waiting agents can continue the run of an earlier coordinator: every shard holds parameters,
+    /// and the others suffice.
+    pub(super) fn can_continue_without_others(&self) -> bool {
+        let counts = &self.launch.agent_counts;
+        let waiting = |role| self.pending_agents.keys().filter(|agent| agent.role == role).count();
+        let suffices = |role| waiting(role) >= counts.of(role).min(1);
+        self.shards_with_parameters().count() == counts.shards
+            && waiting(Role::Cs2) >= counts.least_systems.max(1)
+            && [Role::SwarmX, Role::Activation].into_iter().all(suffices)
+    }
+
+    pub(super) fn admit_all(&mut self) -> Result<(), AgentError> {
         self.pin_profile()?;
         // Shards last: the first epoch begins with the last shard, and includes every agent.
         for (number, hello) in std::mem::take(&mut self.pending_agents).into_values().rev() {
@@ -164,7 +176,9 @@ impl CoordinatorDriver {
         }
         let connected = AgentConnection { stream: number, instance: hello.instance, handle: hello.handle.clone() };
         self.joined.insert(hello.agent, connected);
-        self.lost_agents.remove(&hello.agent);
+        if self.lost_agents.remove(&hello.agent).is_some_and(|lost| lost.is_announced) {
+            self.report_lost_agents();
+        }
         self.handle_event(CoordinatorEvent::Joined {
             agent: hello.agent,
             address: hello.address.clone(),

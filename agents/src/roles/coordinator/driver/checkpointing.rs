@@ -80,7 +80,8 @@ impl CoordinatorDriver {
                 }
                 let path = saved.path.to_string_lossy().into_owned();
                 self.last_saved = Some(saved);
-                self.handle_event(CoordinatorEvent::Published { step, path })
+                self.handle_event(CoordinatorEvent::Published { step, path })?;
+                self.dismiss_leaving_shards()
             }
             SaveTaskResult::Staged(step, Err(failure)) | SaveTaskResult::Published(step, Err(failure)) => {
                 // Another run holds the lock of model_dir: a retry can't help.
@@ -135,6 +136,7 @@ impl CoordinatorDriver {
                 let (step, saved) = self.current_checkpoint();
                 let reply = command_reply(step, saved);
                 self.checkpoint_replies.drain(..).for_each(|waiting| drop(waiting.send(reply.clone())));
+                self.dismiss_leaving_shards()?;
                 "skipped; training continues, and the next checkpoint is written when it is due".to_owned()
             }
         };

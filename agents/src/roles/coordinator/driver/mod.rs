@@ -17,17 +17,19 @@
 //!   agents have joined.
 //! * [`checkpointing`]: when a recovery checkpoint is due, and what follows a checkpoint that could not be written.
 //! * An agent that does not rejoin within [`REJOIN_TIMEOUT`] ([`SHARD_RESPONSE_TIMEOUT`] for a shard) is reported to
-//!   the launcher, which ends its process and starts another one.
-//! * The run ends as failed if a shard does not rejoin within [`SHARD_REJOIN_TIMEOUT`].
+//!   the launcher and in the journal. The launcher, or the operator, ends its process and starts another one.
+//! * A shard that receives SIGTERM leaves once a checkpoint has its parameters.
+//! * A coordinator in a pod that receives SIGTERM saves the last committed step and leaves: the agents keep everything
+//!   and wait for the next coordinator of the attempt.
 //!
 //! A message that arrives on a stream that the agent has replaced is ignored.
 
 mod admission;
 mod checkpointing;
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use millrace_checkpoint::{ModelDirLock, Staging};
 use millrace_engine::coordinator::{Coordinator, CoordinatorCommand, CoordinatorEvent};
@@ -60,10 +62,9 @@ use checkpointing::{SaveFailure, SaveTaskResult, SaveTimer};
 const REJOIN_TIMEOUT: Duration = Duration::from_secs(2);
 /// The same for a shard: another process of it has no parameters, so a machine that stalls for seconds is waited for.
 const SHARD_RESPONSE_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long agents of a launcher may take to join a coordinator that has begun to wait for them.
+/// How long a coordinator that continues a run waits for the agents that it can do without, and how long a launcher
+/// lets agents take to join.
 const JOIN_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long a shard may be disconnected before the attempt fails.
-const SHARD_REJOIN_TIMEOUT: Duration = Duration::from_secs(30);
 /// How long a run that stops early waits for shards that may hold steps of an earlier coordinator.
 const STOP_SHARD_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long agents have to send their last logs and usage after the end of the run.
@@ -96,18 +97,21 @@ struct AgentConnection {
 /// An agent that is disconnected.
 struct LostAgent {
     since: Instant,
+    unix_ms: u64,
     is_announced: bool,
 }
 
 impl LostAgent {
-    /// Returns when something follows from the loss of `agent`; `None` if nothing more does.
+    /// Describes an agent that is lost now.
+    fn now() -> Self {
+        let unix_ms = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_millis();
+        Self { since: Instant::now(), unix_ms: u64::try_from(unix_ms).unwrap_or(u64::MAX), is_announced: false }
+    }
+
+    /// Returns when the loss of `agent` is to be announced; `None` if it was.
     fn deadline(&self, agent: AgentId) -> Option<Instant> {
-        match (self.is_announced, agent.role) {
-            (false, Role::MemoryX) => Some(self.since + SHARD_RESPONSE_TIMEOUT),
-            (false, _) => Some(self.since + REJOIN_TIMEOUT),
-            (true, Role::MemoryX) => Some(self.since + SHARD_REJOIN_TIMEOUT),
-            (true, _) => None,
-        }
+        let timeout = if agent.role == Role::MemoryX { SHARD_RESPONSE_TIMEOUT } else { REJOIN_TIMEOUT };
+        (!self.is_announced).then(|| self.since + timeout)
     }
 }
 
@@ -147,14 +151,18 @@ pub struct CoordinatorDriver {
     last_saved: Option<PublishedCheckpoint>,
     /// The agents that have not joined again since they were lost.
     lost_agents: BTreeMap<AgentId, LostAgent>,
-    /// When agents that have never joined are reported to the launcher; `None` without one.
-    join_deadline: Option<Instant>,
+    /// When agents that have not joined yet are waited for no longer.
+    join_deadline: Instant,
     /// The epoch in which a link failed, and when its backoff ends.
     backoff: Option<(Epoch, Instant)>,
     /// Deadline of a run that was stopped before all agents joined.
     stop_by: Option<Instant>,
     /// Why the run is stopped, if it is.
     stop_cause: StopCause,
+    /// Whether this coordinator leaves, so that another one continues the attempt.
+    is_leaving: bool,
+    /// Shards that leave once a checkpoint has their parameters.
+    leaving_shards: BTreeSet<AgentId>,
     end: Option<RunEnd>,
     /// Rejections of processes whose agent name is in use.
     rejections: RejectionLog,
@@ -207,10 +215,12 @@ impl CoordinatorDriver {
             checkpoint_replies: Vec::new(),
             last_saved,
             lost_agents: BTreeMap::new(),
-            join_deadline: by_launcher.then(|| Instant::now() + JOIN_TIMEOUT),
+            join_deadline: Instant::now() + JOIN_TIMEOUT,
             backoff: None,
             stop_by: None,
             stop_cause: StopCause::default(),
+            is_leaving: false,
+            leaving_shards: BTreeSet::new(),
             end: None,
             rejections: RejectionLog::default(),
         }
@@ -230,7 +240,7 @@ impl CoordinatorDriver {
         while self.end.is_none() {
             let lost = self.lost_agents.iter().filter_map(|(agent, lost)| lost.deadline(*agent)).min();
             let backoff = self.backoff.map(|(_, until)| until);
-            let join = self.join_deadline.filter(|_| self.machine.is_none());
+            let join = self.machine.is_none().then_some(self.join_deadline);
             let deadlines = [lost, self.stop_by, backoff, join, self.save_timer.deadline()];
             let deadline = deadlines.into_iter().flatten().min();
             let heartbeat = self.reporter.heartbeat_due();
@@ -240,7 +250,7 @@ impl CoordinatorDriver {
                 Some(command) = self.events.user.recv() => self.on_user_command(command)?,
                 Some(record) = self.events.logs.recv() => self.reporter.own_log(&record),
                 Some(result) = self.save_results.recv() => self.on_save_result(result)?,
-                Some(()) = self.events.terminate.recv() => self.stop()?,
+                Some(()) = self.events.terminate.recv() => self.on_terminate()?,
                 () = tokio::time::sleep_until(deadline.unwrap_or_else(Instant::now).into()), if deadline.is_some() => {
                     self.handle_deadlines()?;
                 }
@@ -260,45 +270,54 @@ impl CoordinatorDriver {
             self.end = Some(RunEnd::stopped(&self.stop_cause));
             return Ok(());
         }
-        if self.machine.is_none() && self.join_deadline.is_some_and(|deadline| deadline <= Instant::now()) {
-            self.announce_missing_agents();
-            return Ok(());
+        if self.machine.is_none() && self.join_deadline <= Instant::now() {
+            return self.on_join_timeout();
         }
         if let Some(due) = self.save_timer.fire(Instant::now()) {
             return self.handle_event(due.event());
         }
-        self.handle_lost_agents()
+        self.announce_lost_agents();
+        Ok(())
     }
 
-    /// Announces the agents for which this coordinator still waits.
-    fn announce_missing_agents(&mut self) {
+    /// Announces the agents for which this coordinator still waits, and begins without them if the others hold the
+    /// parameters of an earlier coordinator and suffice.
+    fn on_join_timeout(&mut self) -> Result<(), AgentError> {
+        self.join_deadline = Instant::now() + JOIN_TIMEOUT;
         let agents = self.launch.agent_counts.agents().filter(|agent| agent.role != Role::Coordinator);
-        agents.filter(|agent| !self.pending_agents.contains_key(agent)).for_each(announce_unresponsive);
-        self.join_deadline = Some(Instant::now() + JOIN_TIMEOUT);
+        let missing: Vec<AgentId> = agents.filter(|agent| !self.pending_agents.contains_key(agent)).collect();
+        if self.by_launcher {
+            missing.iter().copied().for_each(announce_unresponsive);
+        }
+        if !self.can_continue_without_others() {
+            return Ok(());
+        }
+        for &agent in &missing {
+            tracing::warn!(peer = %agent, "{agent} has not joined; the run continues without it");
+            self.lost_agents.insert(agent, LostAgent { is_announced: true, ..LostAgent::now() });
+        }
+        self.admit_all()?;
+        self.report_lost_agents();
+        Ok(())
     }
 
     /// Announces agents that have not joined again.
-    ///
-    /// # Errors
-    /// A shard has not joined again within [`SHARD_REJOIN_TIMEOUT`].
-    fn handle_lost_agents(&mut self) -> Result<(), AgentError> {
+    fn announce_lost_agents(&mut self) {
         let now = Instant::now();
         let due = |(agent, lost): &(&AgentId, &mut LostAgent)| lost.deadline(**agent).is_some_and(|time| time <= now);
-        let mut lost_shards = Vec::new();
         for (agent, lost) in self.lost_agents.iter_mut().filter(due) {
-            if lost.is_announced {
-                lost_shards.push(agent.to_string());
-            } else if self.by_launcher {
+            if self.by_launcher {
                 announce_unresponsive(*agent);
             }
             lost.is_announced = true;
         }
-        if lost_shards.is_empty() {
-            return Ok(());
-        }
-        let sentence = format!("{} was lost with the parameters since the last checkpoint", lost_shards.join(", "));
-        Err(AgentError::with_reason(OutcomeReason::ShardLost, sentence)
-            .hint("run the job again: it resumes from the newest checkpoint"))
+        self.report_lost_agents();
+    }
+
+    /// Records the announced agents in the journal.
+    pub(super) fn report_lost_agents(&mut self) {
+        let announced = self.lost_agents.iter().filter(|(_, lost)| lost.is_announced);
+        self.reporter.set_lost_agents(announced.map(|(agent, lost)| (agent.to_string(), lost.unix_ms)).collect());
     }
 
     fn on_agent_event(&mut self, event: ControlEvent) -> Result<(), AgentError> {
@@ -336,7 +355,7 @@ impl CoordinatorDriver {
         }
         self.joined.remove(&agent);
         tracing::warn!(peer = %agent, "lost {agent}");
-        self.lost_agents.insert(agent, LostAgent { since: Instant::now(), is_announced: false });
+        self.lost_agents.insert(agent, LostAgent::now());
         self.handle_event(CoordinatorEvent::Lost { agent })
     }
 
@@ -378,15 +397,49 @@ impl CoordinatorDriver {
         self.handle_event(CoordinatorEvent::StopRequested)
     }
 
-    /// Handles a shard that received a termination signal: saves its parameters, which exist nowhere else, and ends the
-    /// run.
+    /// Handles SIGTERM. A launcher ends the run by it; in a pod, only this coordinator leaves.
+    fn on_terminate(&mut self) -> Result<(), AgentError> {
+        self.is_leaving = !self.by_launcher && self.stop_cause.reason.is_none();
+        if self.is_leaving {
+            tracing::info!(
+                "received a termination signal: the last committed step is saved, then this coordinator leaves"
+            );
+            if self.machine.is_none() {
+                self.end = Some(RunEnd::stopped(&self.stop_cause));
+                return Ok(());
+            }
+        }
+        self.stop()
+    }
+
+    /// Handles a shard that received a termination signal: saves its parameters, which exist nowhere else, and lets it
+    /// leave.
     fn on_leave_request(&mut self, agent: AgentId, number: StreamNumber) -> Result<(), AgentError> {
         if !self.is_current(agent, number) {
             return Ok(());
         }
-        tracing::warn!(peer = %agent, "{agent} received a termination signal");
-        self.stop_cause.leaving_shard.get_or_insert(agent);
-        self.stop()
+        tracing::warn!(peer = %agent, "{agent} received a termination signal; its parameters are saved");
+        self.leaving_shards.insert(agent);
+        let is_saved = self.current_checkpoint().1.is_some();
+        if is_saved || !self.launch.mode.trains() {
+            return self.dismiss_leaving_shards();
+        }
+        self.handle_event(CoordinatorEvent::CheckpointRequested)
+    }
+
+    /// Lets shards leave whose parameters are in a checkpoint. A run that is stopping keeps them until its end.
+    fn dismiss_leaving_shards(&mut self) -> Result<(), AgentError> {
+        if self.machine.as_ref().is_some_and(Coordinator::is_stopping) {
+            return Ok(());
+        }
+        std::mem::take(&mut self.leaving_shards).into_iter().try_for_each(|shard| {
+            self.send(shard, &AgentCommand::Finish);
+            if self.joined.remove(&shard).is_none() {
+                return Ok(());
+            }
+            self.lost_agents.insert(shard, LostAgent::now());
+            self.handle_event(CoordinatorEvent::Lost { agent: shard })
+        })
     }
 
     /// Passes an event to the state machine and executes its commands. Does nothing before the machine exists.
@@ -453,6 +506,10 @@ impl CoordinatorDriver {
     }
 
     fn send(&self, agent: AgentId, command: &AgentCommand) {
+        if self.is_leaving && matches!(command, AgentCommand::Finish) {
+            // The agents wait for the next coordinator.
+            return;
+        }
         if let Some(connected) = self.joined.get(&agent) {
             connected.handle.send_command(command);
         }
@@ -481,6 +538,9 @@ impl CoordinatorDriver {
         for (_, hello) in std::mem::take(&mut self.pending_agents).into_values() {
             hello.handle.reject("the run has ended");
         }
+        if self.is_leaving {
+            self.joined.clear();
+        }
         let deadline = tokio::time::sleep(FINAL_MESSAGES_TIMEOUT);
         tokio::pin!(deadline);
         while !self.joined.is_empty() {
@@ -507,7 +567,10 @@ impl CoordinatorDriver {
         let (step, saved) = self.current_checkpoint();
         let reply = command_reply(step, saved);
         let digest = saved.map(|saved| saved.digest.clone());
-        let exit = self.reporter.finish(end, step, digest);
+        let exit = match self.is_leaving && end.reason == OutcomeReason::Interrupted {
+            true => Exit::Interrupted,
+            false => self.reporter.finish(end, step, digest),
+        };
         for waiting in self.replies.drain(..).chain(self.checkpoint_replies.drain(..)) {
             let _ = waiting.send(reply.clone());
         }
