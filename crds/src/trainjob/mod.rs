@@ -159,6 +159,7 @@ use crate::schema::keyed_by;
     validation = optional_immutable("labels"),
     validation = mounts_name_volumes(),
     validation = volumes_are_mounted(),
+    validation = min_csx_is_reachable(),
 )]
 pub struct TrainJobSpec {
     /// How many CS-2 systems to use. May be changed while the job runs (kubectl scale): it then saves its state and
@@ -166,6 +167,12 @@ pub struct TrainJobSpec {
     /// params.
     #[schemars(range(min = 1, max = 1024))]
     pub num_csx: u32,
+
+    /// Minimum number of systems with which an attempt continues while lost ones are replaced. A change takes effect
+    /// with the next attempt.
+    #[serde(default = "default_min_csx")]
+    #[schemars(range(min = 1, max = 1024))]
+    pub min_csx: u32,
 
     /// The params document in the format of the public model zoo: train_input, eval_input, model, optimizer and
     /// runconfig, with keys in snake case. If a key of its runconfig differs from a field of this spec, the field wins,
@@ -312,6 +319,10 @@ pub struct FailurePolicy {
     pub max_restarts: u32,
 }
 
+const fn default_min_csx() -> u32 {
+    1
+}
+
 fn default_appliance() -> String {
     "default".into()
 }
@@ -362,6 +373,7 @@ impl TrainJobSpec {
     pub fn new(num_csx: u32, params: StoredParams) -> Self {
         Self {
             num_csx,
+            min_csx: default_min_csx(),
             params,
             model: None,
             mode: None,
@@ -395,6 +407,13 @@ fn job_name_rule() -> Rule {
     Rule::new("size(self.metadata.name) <= 63 && self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')").message(
         "metadata.name: a job's name has at most 63 lower-case letters, digits and hyphens, and begins with a letter",
     )
+}
+
+fn min_csx_is_reachable() -> Rule {
+    Rule::new("self.minCsx <= self.numCsx")
+        .message("minCsx must not be greater than numCsx")
+        .field_path(".minCsx")
+        .reason(Reason::FieldValueInvalid)
 }
 
 /// Allows changes of a field until the job has finished: a later change would be accepted without effect.

@@ -93,6 +93,7 @@ fn new_objects(cases: &mut Vec<Case>) {
         {"path": "/out", "volume": "out", "subPath": "a/b"},
     ]);
     new("minimal", None, &|_| ());
+    new("min-csx", Some("minCsx must not be greater than numCsx"), &|job| job["spec"]["minCsx"] = json!(1000));
     new("with-volumes", None, &|job| {
         job["spec"]["volumes"] = volumes.clone();
         job["spec"]["mountDirs"] = mounts.clone();

@@ -19,6 +19,7 @@ pub fn launch(attempt: &AttemptContext<'_>) -> Result<LaunchDocument, ResolvedJo
     let params = serde_json::to_string_pretty(&attempt.job.spec.params)?;
     let notes = attempt.resolution.notes.clone();
     let mut launch = LaunchDocument::new(ResolveOutput { job, notes, ignored_keys: Vec::new() }, appliance, params);
+    launch.agent_counts.least_systems = (attempt.job.spec.min_csx as usize).min(launch.agent_counts.systems);
     launch.model_dir = PathBuf::from(attempt.resolution.model_dir.clone().unwrap_or_default());
     launch.attempt = Some(attempt.number);
     launch.job_uid = attempt.job.uid();

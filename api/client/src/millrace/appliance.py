@@ -121,6 +121,7 @@ class Appliance:
         num_csx: int | None = None,
         name: str | None = None,
         *,
+        min_csx: int | None = None,
         model: str | None = None,
         mode: str | None = None,
         max_steps: int | None = None,
@@ -175,6 +176,8 @@ class Appliance:
         * `data` and `eval_data`: x or (x, y) as for `fit`; for a function, a mapping of the names of its
           parameters to arrays.
 
+        With `min_csx`, the job continues on that many systems or more while lost ones are replaced.
+
         `model` is the family of the model, such as "gpt3", for params that do not name it.
 
         `mount_dirs` maps volumes of the appliance (see `volumes`) to the paths that params use for them.
@@ -188,6 +191,7 @@ class Appliance:
         """
         options = SubmitOptions(
             num_csx=num_csx,
+            min_csx=min_csx,
             name=name,
             model=model,
             mode=mode,

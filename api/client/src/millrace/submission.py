@@ -100,6 +100,7 @@ class SubmitOptions(TypedDict, total=False):
     """Options of a submission. A missing option, or None, is left to params or to the appliance's default."""
 
     num_csx: int | None
+    min_csx: int | None
     name: str | None
     model: str | None
     mode: str | None
@@ -197,6 +198,7 @@ def _job(options: SubmitOptions, mode: str | None) -> dict[str, Any]:
     deadline = options.get("job_time_sec")
     spec = {
         "numCsx": options.get("num_csx"),
+        "minCsx": options.get("min_csx"),
         "mode": mode,
         "suspend": options.get("suspend"),
         "priorityClassName": options.get("priority"),

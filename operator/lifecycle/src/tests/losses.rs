@@ -69,6 +69,14 @@ fn systems_in_use_are_shown_while_one_is_replaced() {
 }
 
 #[test]
+fn job_waits_below_its_minimum_of_systems() {
+    let mut world = replaceable();
+    world.spec().min_csx = 2;
+    world.ends(Role::Cs2, 137, "Error");
+    assert_eq!(world.visit(), JobState::Starting);
+}
+
+#[test]
 fn end_with_the_run_is_not_a_loss() {
     for (exit_code, settles) in [(0, 10), (3, 10), (1, 2)] {
         let mut world = replaceable();

@@ -208,7 +208,7 @@ impl<'a> Decider<'a> {
             let is_lost = all.iter().any(|lost| lost.agent.id() == other.id());
             other.role == agent.role && other.index != agent.index && !is_lost
         });
-        let necessity = Necessity::of(agent.role, others.count(), self.min_systems());
+        let necessity = Necessity::of(agent.role, others.count(), self.spec.min_csx as usize);
         let before = self.status.lost_agents.iter().find(|lost| lost.name == name);
         let mut count = LossCount(before.map_or(0, |before| before.losses));
         let started = agent.started.or(agent.created).unwrap_or(now);
@@ -268,7 +268,7 @@ impl<'a> Decider<'a> {
                 .agents
                 .iter()
                 .filter(|agent| agent.role == role && !pending.iter().any(|lost| lost.name == agent.id()));
-            Necessity::of(role, others.count(), self.min_systems()) == Necessity::Required
+            Necessity::of(role, others.count(), self.spec.min_csx as usize) == Necessity::Required
         };
         let required = pending.iter().find(is_required);
         let lost = required.or(pending.first())?;

@@ -90,6 +90,12 @@ def _run_options(function: Function) -> Function:
                 help="Params file; sent unchanged.",
             ),
             click.option("--num_csx", type=click.IntRange(1), metavar="N", help="Number of systems."),
+            click.option(
+                "--min_csx",
+                type=click.IntRange(1),
+                metavar="N",
+                help="Continue on so many systems or more while lost ones are replaced. Default: 1.",
+            ),
             click.option("-n", "--name", metavar="NAME", help="Name of the job. Default: generated."),
             click.option(
                 "--model",
