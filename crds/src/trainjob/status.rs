@@ -69,9 +69,9 @@ pub struct TrainJobStatus {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 8), transform = by_name)]
     pub roles: Vec<RoleStatus>,
-    /// The agents of the current attempt that were lost and replaced, the newest losses of at most 64 agents.
+    /// The agents of the current attempt that were lost and replaced, the newest losses of at most 256 agents.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    #[schemars(length(max = 64), transform = by_name)]
+    #[schemars(length(max = 256), transform = by_name)]
     pub lost_agents: Vec<LostAgentStatus>,
     /// Total number of agents that were replaced without a restart.
     #[serde(default, skip_serializing_if = "Option::is_none")]

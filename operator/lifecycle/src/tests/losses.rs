@@ -5,7 +5,11 @@ use crate::NODE_LOST_SECONDS;
 
 /// Creates a job whose attempt 1 trains on two systems, and whose agents can be replaced.
 fn replaceable() -> JobFixture {
-    let mut world = JobFixture::training(2);
+    replaceable_on(2)
+}
+
+fn replaceable_on(systems: u32) -> JobFixture {
+    let mut world = JobFixture::training(systems);
     world.seen.are_agents_replaceable = true;
     let created = world.seen.now;
     for agent in &mut world.seen.agents {
@@ -186,6 +190,19 @@ fn agents_that_vanish_together_are_created_again() {
     world.create();
     world.begin_training();
     assert_eq!(world.visit(), JobState::Training);
+}
+
+#[test]
+fn losses_at_once_are_bounded_and_counted_once() {
+    for (systems, state, replacements) in [(100, JobState::Starting, Some(200)), (150, JobState::Restarting, None)] {
+        let mut world = replaceable_on(systems);
+        let is_worker = |agent: &&mut ObservedAgent| matches!(agent.role, Role::Cs2 | Role::Activation);
+        let end = ProcessEnd { exit_code: Some(137), ..ProcessEnd::default() };
+        world.seen.agents.iter_mut().filter(is_worker).for_each(|agent| agent.state = AgentState::Ended(end.clone()));
+        assert_eq!((world.visit(), world.visit()), (state, state));
+        assert_eq!(world.status().replacements, replacements);
+        assert!(world.status().lost_agents.len() <= 256);
+    }
 }
 
 #[test]

@@ -28,13 +28,13 @@ use crate::{AgentState, JobCommand, JobEvent, ObservedAgent, ProcessEnd};
 pub const NODE_LOST_SECONDS: i64 = 10;
 /// Grace period of lost agents, in seconds: they have nothing to save, or can't.
 const LOST_GRACE_SECONDS: u32 = 1;
-/// How long a process must have run when the coordinator lost its agent, in seconds. A younger one is a replacement that
-/// has not joined.
+/// How long a process must have run when the coordinator lost its agent, in seconds. A younger one is a replacement
+/// that has not joined.
 const MIN_UNRESPONSIVE_AGE_SECONDS: i64 = 5;
-/// Maximum entries of `status.lostAgents`.
-const MAX_LOST_AGENTS: usize = 64;
+/// Maximum entries of `status.lostAgents`. If so many agents are lost at the same time, the attempt restarts.
+const MAX_LOST_AGENTS: usize = 256;
 /// Maximum characters of a message in `status.lostAgents`.
-const MAX_LOST_MESSAGE_CHARS: usize = 1024;
+const MAX_LOST_MESSAGE_CHARS: usize = 256;
 /// Reason of an agent that the coordinator counts as lost although it runs.
 const UNRESPONSIVE: &str = "Unresponsive";
 /// Reason of an agent whose node does not remove it.
@@ -56,6 +56,9 @@ impl<'a> Decider<'a> {
         }
         self.record_missing_agents();
         let lost = self.lost_agents();
+        if lost.len() >= MAX_LOST_AGENTS {
+            return lost.first().map(|lost| (failure(lost.agent, &lost.end), !lost.agent.is_evicted));
+        }
         lost.iter().find_map(|lost_agent| {
             let cause = self.replace(lost_agent, &lost)?;
             Some((cause, !lost_agent.agent.is_evicted))
@@ -94,24 +97,24 @@ impl<'a> Decider<'a> {
 
     /// Returns the agents that are lost. Requests a reconcile for agents that may have ended together with the run.
     fn lost_agents(&mut self) -> Vec<LostAgent<'a>> {
-        let now = self.observed.now;
         let mut lost = Vec::new();
-        for agent in &self.observed.agents {
-            let loss = self.loss_of(agent);
-            match loss {
-                Some(LostAgent { loss, end, .. })
-                    if matches!(agent.state, AgentState::Ended(_)) && !agent.is_terminating =>
-                {
-                    let settled = loss.settling_time().as_secs() as i64 - seconds(end.at.unwrap_or(now), now);
-                    match settled > 0 && !self.is_counted(agent) {
-                        true => self.requeue_after(settled),
-                        false => lost.push(LostAgent { agent, loss, end }),
-                    }
-                }
-                loss => lost.extend(loss),
+        for lost_agent in self.observed.agents.iter().filter_map(|agent| self.loss_of(agent)).collect::<Vec<_>>() {
+            match self.settling_seconds(&lost_agent) {
+                remaining @ 1.. => self.requeue_after(remaining),
+                _ => lost.push(lost_agent),
             }
         }
         lost
+    }
+
+    /// Returns the seconds until the end of an agent counts as its loss.
+    fn settling_seconds(&self, LostAgent { agent, loss, end }: &LostAgent<'_>) -> i64 {
+        let has_ended = matches!(agent.state, AgentState::Ended(_)) && !agent.is_terminating;
+        if !has_ended || self.is_counted(agent) {
+            return 0;
+        }
+        let now = self.observed.now;
+        loss.settling_time().as_secs() as i64 - seconds(end.at.unwrap_or(now), now)
     }
 
     /// Returns how `agent` is lost; `None` if it is not.
@@ -224,8 +227,15 @@ impl<'a> Decider<'a> {
         self.publish_loss(&lost);
         self.status.lost_agents.retain(|known| known.name != lost.name);
         self.status.lost_agents.push(lost);
-        let excess = self.status.lost_agents.len().saturating_sub(MAX_LOST_AGENTS);
-        self.status.lost_agents.drain(..excess);
+        let known = &mut self.status.lost_agents;
+        if known.len() > MAX_LOST_AGENTS {
+            // A loss that is forgotten while the lost instance exists would be counted again.
+            let is_over =
+                |lost: &LostAgentStatus| self.observed.agents.iter().all(|agent| agent.instance != lost.instance);
+            if let Some(oldest) = known.iter().position(is_over) {
+                known.remove(oldest);
+            }
+        }
         self.status.replacements = Some(self.status.replacements.unwrap_or(0).saturating_add(1));
     }
 
@@ -260,7 +270,6 @@ impl<'a> Decider<'a> {
             self.observed.agents.iter().any(is_replaced)
         };
         let pending: Vec<&LostAgentStatus> = self.status.lost_agents.iter().filter(|lost| !is_ready(lost)).collect();
-        let role_of = |lost: &LostAgentStatus| lost.name.rsplit_once('-').and_then(|(role, _)| Role::from_name(role));
         let is_required = |lost: &&&LostAgentStatus| {
             let Some(role) = role_of(lost) else { return false };
             let others = self
