@@ -15,26 +15,23 @@
 //!
 //! * [`admission`]: which processes join, and the instruction set of the job. The state machine is created when all
 //!   agents have joined.
+//! * [`departures`]: what follows when an agent does not answer, or is requested to end.
 //! * [`checkpointing`]: when a recovery checkpoint is due, and what follows a checkpoint that could not be written.
-//! * An agent that does not rejoin within [`REJOIN_TIMEOUT`] ([`SHARD_RESPONSE_TIMEOUT`] for a shard) is reported to
-//!   the launcher and in the journal. The launcher, or the operator, ends its process and starts another one.
-//! * A shard that receives SIGTERM leaves once a checkpoint has its parameters.
-//! * A coordinator in a pod that receives SIGTERM saves the last committed step and leaves: the agents keep everything
-//!   and wait for the next coordinator of the attempt.
 //!
 //! A message that arrives on a stream that the agent has replaced is ignored.
 
 mod admission;
 mod checkpointing;
+mod departures;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
 use millrace_checkpoint::{ModelDirLock, Staging};
 use millrace_engine::coordinator::{Coordinator, CoordinatorCommand, CoordinatorEvent};
 use millrace_engine::message::AgentCommand;
-use millrace_engine::types::{AgentId, Epoch, Role};
+use millrace_engine::types::{AgentId, Epoch};
 use millrace_protocol::proto;
 use millrace_protocol::security::RejectionLog;
 use millrace_telemetry::journal::OutcomeReason;
@@ -54,17 +51,10 @@ use super::spans::Spans;
 use crate::control::job::CompiledJob;
 use crate::control::server::{AgentHandle, ControlEvent, ControlEvents, JoinedAgent, StreamNumber};
 use crate::error::AgentError;
-use crate::launch::{Exit, LaunchDocument, announce_unresponsive};
+use crate::launch::{Exit, LaunchDocument};
 use checkpointing::{SaveFailure, SaveTaskResult, SaveTimer};
+use departures::{JOIN_TIMEOUT, LostAgent};
 
-/// How long an agent may be disconnected before it counts as unresponsive: a process that only lost its stream joins
-/// again sooner.
-const REJOIN_TIMEOUT: Duration = Duration::from_secs(2);
-/// The same for a shard: another process of it has no parameters, so a machine that stalls for seconds is waited for.
-const SHARD_RESPONSE_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long a coordinator that continues a run waits for the agents that it can do without, and how long a launcher
-/// lets agents take to join.
-const JOIN_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long a run that stops early waits for shards that may hold steps of an earlier coordinator.
 const STOP_SHARD_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long agents have to send their last logs and usage after the end of the run.
@@ -92,27 +82,6 @@ struct AgentConnection {
     /// Identifies the process, see [`JoinedAgent::instance`].
     instance: u64,
     handle: AgentHandle,
-}
-
-/// An agent that is disconnected.
-struct LostAgent {
-    since: Instant,
-    unix_ms: u64,
-    is_announced: bool,
-}
-
-impl LostAgent {
-    /// Describes an agent that is lost now.
-    fn now() -> Self {
-        let unix_ms = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_millis();
-        Self { since: Instant::now(), unix_ms: u64::try_from(unix_ms).unwrap_or(u64::MAX), is_announced: false }
-    }
-
-    /// Returns when the loss of `agent` is to be announced; `None` if it was.
-    fn deadline(&self, agent: AgentId) -> Option<Instant> {
-        let timeout = if agent.role == Role::MemoryX { SHARD_RESPONSE_TIMEOUT } else { REJOIN_TIMEOUT };
-        (!self.is_announced).then(|| self.since + timeout)
-    }
 }
 
 /// Drives one run from waiting for agents to the reported outcome.
@@ -280,46 +249,6 @@ impl CoordinatorDriver {
         Ok(())
     }
 
-    /// Announces the agents for which this coordinator still waits, and begins without them if the others hold the
-    /// parameters of an earlier coordinator and suffice.
-    fn on_join_timeout(&mut self) -> Result<(), AgentError> {
-        self.join_deadline = Instant::now() + JOIN_TIMEOUT;
-        let agents = self.launch.agent_counts.agents().filter(|agent| agent.role != Role::Coordinator);
-        let missing: Vec<AgentId> = agents.filter(|agent| !self.pending_agents.contains_key(agent)).collect();
-        if self.by_launcher {
-            missing.iter().copied().for_each(announce_unresponsive);
-        }
-        if !self.can_continue_without_others() {
-            return Ok(());
-        }
-        for &agent in &missing {
-            tracing::warn!(peer = %agent, "{agent} has not joined; the run continues without it");
-            self.lost_agents.insert(agent, LostAgent { is_announced: true, ..LostAgent::now() });
-        }
-        self.admit_all()?;
-        self.report_lost_agents();
-        Ok(())
-    }
-
-    /// Announces agents that have not joined again.
-    fn announce_lost_agents(&mut self) {
-        let now = Instant::now();
-        let due = |(agent, lost): &(&AgentId, &mut LostAgent)| lost.deadline(**agent).is_some_and(|time| time <= now);
-        for (agent, lost) in self.lost_agents.iter_mut().filter(due) {
-            if self.by_launcher {
-                announce_unresponsive(*agent);
-            }
-            lost.is_announced = true;
-        }
-        self.report_lost_agents();
-    }
-
-    /// Records the announced agents in the journal.
-    pub(super) fn report_lost_agents(&mut self) {
-        let announced = self.lost_agents.iter().filter(|(_, lost)| lost.is_announced);
-        self.reporter.set_lost_agents(announced.map(|(agent, lost)| (agent.to_string(), lost.unix_ms)).collect());
-    }
-
     fn on_agent_event(&mut self, event: ControlEvent) -> Result<(), AgentError> {
         match event {
             ControlEvent::Hello(number, hello) => self.on_hello(number, hello),
@@ -345,18 +274,6 @@ impl CoordinatorDriver {
     /// Returns whether `number` is the current stream of `agent`.
     fn is_current(&self, agent: AgentId, number: StreamNumber) -> bool {
         self.joined.get(&agent).is_some_and(|connected| connected.stream == number)
-    }
-
-    /// Handles the end of a stream. The agent loses its membership if the stream was its current one.
-    fn on_disconnected(&mut self, agent: AgentId, number: StreamNumber) -> Result<(), AgentError> {
-        if !self.is_current(agent, number) {
-            self.pending_agents.retain(|_, (waiting, _)| *waiting != number);
-            return Ok(());
-        }
-        self.joined.remove(&agent);
-        tracing::warn!(peer = %agent, "lost {agent}");
-        self.lost_agents.insert(agent, LostAgent::now());
-        self.handle_event(CoordinatorEvent::Lost { agent })
     }
 
     fn on_user_command(&mut self, command: RunCommand) -> Result<(), AgentError> {
@@ -395,51 +312,6 @@ impl CoordinatorDriver {
         self.save_timer.on_stopping();
         self.reporter.stopping();
         self.handle_event(CoordinatorEvent::StopRequested)
-    }
-
-    /// Handles SIGTERM. A launcher ends the run by it; in a pod, only this coordinator leaves.
-    fn on_terminate(&mut self) -> Result<(), AgentError> {
-        self.is_leaving = !self.by_launcher && self.stop_cause.reason.is_none();
-        if self.is_leaving {
-            tracing::info!(
-                "received a termination signal: the last committed step is saved, then this coordinator leaves"
-            );
-            if self.machine.is_none() {
-                self.end = Some(RunEnd::stopped(&self.stop_cause));
-                return Ok(());
-            }
-        }
-        self.stop()
-    }
-
-    /// Handles a shard that received a termination signal: saves its parameters, which exist nowhere else, and lets it
-    /// leave.
-    fn on_leave_request(&mut self, agent: AgentId, number: StreamNumber) -> Result<(), AgentError> {
-        if !self.is_current(agent, number) {
-            return Ok(());
-        }
-        tracing::warn!(peer = %agent, "{agent} received a termination signal; its parameters are saved");
-        self.leaving_shards.insert(agent);
-        let is_saved = self.current_checkpoint().1.is_some();
-        if is_saved || !self.launch.mode.trains() {
-            return self.dismiss_leaving_shards();
-        }
-        self.handle_event(CoordinatorEvent::CheckpointRequested)
-    }
-
-    /// Lets shards leave whose parameters are in a checkpoint. A run that is stopping keeps them until its end.
-    fn dismiss_leaving_shards(&mut self) -> Result<(), AgentError> {
-        if self.machine.as_ref().is_some_and(Coordinator::is_stopping) {
-            return Ok(());
-        }
-        std::mem::take(&mut self.leaving_shards).into_iter().try_for_each(|shard| {
-            self.send(shard, &AgentCommand::Finish);
-            if self.joined.remove(&shard).is_none() {
-                return Ok(());
-            }
-            self.lost_agents.insert(shard, LostAgent::now());
-            self.handle_event(CoordinatorEvent::Lost { agent: shard })
-        })
     }
 
     /// Passes an event to the state machine and executes its commands. Does nothing before the machine exists.

@@ -1,0 +1,150 @@
+//! Agents that leave the run, and the coordinator itself.
+//!
+//! * An agent that does not rejoin within [`REJOIN_TIMEOUT`] ([`SHARD_RESPONSE_TIMEOUT`] for a shard) is reported to
+//!   the launcher and in the journal. The launcher, or the operator, ends its process and starts another one.
+//! * A shard that receives SIGTERM leaves once a checkpoint has its parameters.
+//! * A coordinator in a pod that receives SIGTERM saves the last committed step and leaves: the agents keep everything
+//!   and wait for the next coordinator of the attempt.
+//! * A coordinator that continues a run begins without the agents that it can do without, if they do not join within
+//!   [`JOIN_TIMEOUT`].
+
+use std::time::{Duration, Instant, SystemTime};
+
+use millrace_engine::coordinator::{Coordinator, CoordinatorEvent};
+use millrace_engine::message::AgentCommand;
+use millrace_engine::types::{AgentId, Role};
+
+use super::super::run_end::RunEnd;
+use super::CoordinatorDriver;
+use crate::control::server::StreamNumber;
+use crate::error::AgentError;
+use crate::launch::announce_unresponsive;
+
+/// How long an agent may be disconnected before it counts as unresponsive: a process that only lost its stream joins
+/// again sooner.
+const REJOIN_TIMEOUT: Duration = Duration::from_secs(2);
+/// The same for a shard: another process of it has no parameters, so a machine that stalls for seconds is waited for.
+const SHARD_RESPONSE_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long a coordinator that continues a run waits for the agents that it can do without, and how long a launcher
+/// lets agents take to join.
+pub(super) const JOIN_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// An agent that is disconnected.
+pub struct LostAgent {
+    since: Instant,
+    unix_ms: u64,
+    pub(super) is_announced: bool,
+}
+
+impl LostAgent {
+    /// Describes an agent that is lost now.
+    fn now() -> Self {
+        let unix_ms = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_millis();
+        Self { since: Instant::now(), unix_ms: u64::try_from(unix_ms).unwrap_or(u64::MAX), is_announced: false }
+    }
+
+    /// Returns when the loss of `agent` is to be announced; `None` if it was.
+    pub(super) fn deadline(&self, agent: AgentId) -> Option<Instant> {
+        let timeout = if agent.role == Role::MemoryX { SHARD_RESPONSE_TIMEOUT } else { REJOIN_TIMEOUT };
+        (!self.is_announced).then(|| self.since + timeout)
+    }
+}
+
+impl CoordinatorDriver {
+    /// Announces the agents for which this coordinator still waits, and begins without them if the others hold the
+    /// parameters of an earlier coordinator and suffice.
+    pub(super) fn on_join_timeout(&mut self) -> Result<(), AgentError> {
+        self.join_deadline = Instant::now() + JOIN_TIMEOUT;
+        let agents = self.launch.agent_counts.agents().filter(|agent| agent.role != Role::Coordinator);
+        let missing: Vec<AgentId> = agents.filter(|agent| !self.pending_agents.contains_key(agent)).collect();
+        if self.by_launcher {
+            missing.iter().copied().for_each(announce_unresponsive);
+        }
+        if !self.can_continue_without_others() {
+            return Ok(());
+        }
+        for &agent in &missing {
+            tracing::warn!(peer = %agent, "{agent} has not joined; the run continues without it");
+            self.lost_agents.insert(agent, LostAgent { is_announced: true, ..LostAgent::now() });
+        }
+        self.admit_all()?;
+        self.report_lost_agents();
+        Ok(())
+    }
+
+    /// Announces agents that have not joined again.
+    pub(super) fn announce_lost_agents(&mut self) {
+        let now = Instant::now();
+        let due = |(agent, lost): &(&AgentId, &mut LostAgent)| lost.deadline(**agent).is_some_and(|time| time <= now);
+        for (agent, lost) in self.lost_agents.iter_mut().filter(due) {
+            if self.by_launcher {
+                announce_unresponsive(*agent);
+            }
+            lost.is_announced = true;
+        }
+        self.report_lost_agents();
+    }
+
+    /// Records the announced agents in the journal.
+    pub(super) fn report_lost_agents(&mut self) {
+        let announced = self.lost_agents.iter().filter(|(_, lost)| lost.is_announced);
+        self.reporter.set_lost_agents(announced.map(|(agent, lost)| (agent.to_string(), lost.unix_ms)).collect());
+    }
+
+    /// Handles the end of a stream. The agent loses its membership if the stream was its current one.
+    pub(super) fn on_disconnected(&mut self, agent: AgentId, number: StreamNumber) -> Result<(), AgentError> {
+        if !self.is_current(agent, number) {
+            self.pending_agents.retain(|_, (waiting, _)| *waiting != number);
+            return Ok(());
+        }
+        self.joined.remove(&agent);
+        tracing::warn!(peer = %agent, "lost {agent}");
+        self.lost_agents.insert(agent, LostAgent::now());
+        self.handle_event(CoordinatorEvent::Lost { agent })
+    }
+
+    /// Handles SIGTERM. A launcher ends the run by it; in a pod, only this coordinator leaves.
+    pub(super) fn on_terminate(&mut self) -> Result<(), AgentError> {
+        self.is_leaving = !self.by_launcher && self.stop_cause.reason.is_none();
+        if self.is_leaving {
+            tracing::info!(
+                "received a termination signal: the last committed step is saved, then this coordinator leaves"
+            );
+            if self.machine.is_none() {
+                self.end = Some(RunEnd::stopped(&self.stop_cause));
+                return Ok(());
+            }
+        }
+        self.stop()
+    }
+
+    /// Handles a shard that received a termination signal: saves its parameters, which exist nowhere else, and lets it
+    /// leave.
+    pub(super) fn on_leave_request(&mut self, agent: AgentId, number: StreamNumber) -> Result<(), AgentError> {
+        if !self.is_current(agent, number) {
+            return Ok(());
+        }
+        tracing::warn!(peer = %agent, "{agent} received a termination signal; its parameters are saved");
+        self.leaving_shards.insert(agent);
+        let is_saved = self.current_checkpoint().1.is_some();
+        if is_saved || !self.launch.mode.trains() {
+            return self.dismiss_leaving_shards();
+        }
+        self.handle_event(CoordinatorEvent::CheckpointRequested)
+    }
+
+    /// Lets shards leave whose parameters are in a checkpoint. A run that is stopping keeps them until its end.
+    pub(super) fn dismiss_leaving_shards(&mut self) -> Result<(), AgentError> {
+        if self.machine.as_ref().is_some_and(Coordinator::is_stopping) {
+            return Ok(());
+        }
+        std::mem::take(&mut self.leaving_shards).into_iter().try_for_each(|shard| {
+            self.send(shard, &AgentCommand::Finish);
+            if self.joined.remove(&shard).is_none() {
+                return Ok(());
+            }
+            self.lost_agents.insert(shard, LostAgent::now());
+            self.handle_event(CoordinatorEvent::Lost { agent: shard })
+        })
+    }
+}
