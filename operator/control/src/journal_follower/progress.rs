@@ -75,6 +75,14 @@ impl ProgressWriter {
         self.changed = true;
     }
 
+    /// Removes the rates, because no step is executed at present.
+    pub(super) fn pause(&mut self) {
+        let progress = &mut self.progress;
+        let (rate, tokens, finish) =
+            (progress.rate.take(), progress.tokens_per_second.take(), progress.estimated_finish_time.take());
+        self.changed |= rate.is_some() || tokens.is_some() || finish.is_some();
+    }
+
     fn rates(&mut self, time: Timestamp) {
         if self.seconds <= 0.0 {
             return;
@@ -159,5 +167,9 @@ mod tests {
         assert_eq!((writer.progress.step, writer.progress.loss.as_deref()), (Some(2280), Some("1.5")));
         writer.point(&train(2290), Timestamp::UNIX_EPOCH);
         assert_eq!((writer.progress.step, writer.progress.loss.as_deref()), (Some(2290), Some("2")));
+        assert_eq!(writer.progress.rate.as_deref(), Some("16.00"));
+        writer.changed = false;
+        writer.pause();
+        assert_eq!((writer.progress.step, writer.progress.rate, writer.changed), (Some(2290), None, true));
     }
 }

@@ -48,8 +48,12 @@ pub(super) async fn run<W: World>(
             let (job, attempt) = (&target.job, target.attempt);
             tracing::debug!(%job, attempt, "can't follow the attempt, retrying: {}", error_chain(&error));
         }
+        let is_over = reports.is_closed() || reports.borrow().outcome.is_some();
+        if !is_over {
+            writer.pause();
+        }
         writer.flush(&*world, &target).await;
-        if reports.is_closed() || reports.borrow().outcome.is_some() {
+        if is_over {
             return;
         }
         tokio::time::sleep(RECONNECT_INTERVAL).await;
@@ -128,6 +132,9 @@ impl<W: World> Listener<'_, W> {
             }
             JournalEvent::State(state) => {
                 self.writer.total_steps(state.total_steps);
+                if state.state == RunPhase::Starting {
+                    self.writer.pause();
+                }
                 // A heartbeat of a run is not progress.
                 let is_news = state.note.is_none() || self.reports.borrow().advanced.is_none();
                 self.update_report(is_news, |report| {
