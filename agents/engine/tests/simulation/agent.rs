@@ -94,7 +94,7 @@ impl Agent {
     /// Joins the coordinator, also repeatedly.
     pub fn connect(&mut self, network: &mut Network) {
         let state = match &mut self.body {
-            RoleState::Shard(shard) => Some(shard.rejoin()),
+            RoleState::Shard(shard) => Some(shard.rejoin(network)),
             _ => None,
         };
         self.stream = Some(network.connect(self.me, state));

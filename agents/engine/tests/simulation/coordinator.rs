@@ -9,6 +9,7 @@ use millrace_engine::types::{AgentId, CommitRecord, Epoch};
 
 use crate::model::Parameters;
 use crate::network::{AgentMessage, Coverage, Network};
+use crate::planted::PlantedBug;
 use crate::setup::SimulatedJob;
 
 /// The results of a run so far, over all attempts.
@@ -183,7 +184,12 @@ impl SimulatedCoordinator {
                         return Err(format!("after step {before:?} it turns to {source:?}"));
                     }
                 }
-                CoordinatorCommand::ReportStep { record, .. } => self.step(record, job, history)?,
+                CoordinatorCommand::ReportStep { record, .. } => {
+                    self.step(record, job, history)?;
+                    if network.has(PlantedBug::RepeatedStep) {
+                        self.step(record, job, history)?;
+                    }
+                }
                 CoordinatorCommand::ReportEvalBatch(sums) => {
                     if sums.batches == 0 || sums.step != self.evaluates(job) {
                         return Err(format!("{sums:?} is of no batch"));

@@ -11,6 +11,7 @@ mod invalid_frames;
 mod membership;
 mod model;
 mod network;
+mod planted;
 mod random;
 mod reference;
 mod setup;
@@ -25,6 +26,7 @@ use millrace_engine::types::Role;
 
 use coordinator::History;
 use network::Coverage;
+use planted::PlantedBug;
 use random::Random;
 use setup::{Fault, FaultTrigger, SimulatedAttempt, SimulatedJob, SlowComponent};
 
@@ -99,6 +101,23 @@ fn runs_match_the_reference_bit_for_bit() {
         let failures = [coverage.failed_writes, coverage.restored_steps];
         let all = [committed_in_snapshots, copied_for_snapshots, waited_for_copies].into_iter().chain(failures);
         assert!(all.clone().all(|times| times >= 10), "the seeds no longer cover the store: {coverage:?}");
+    }
+}
+
+/// Checks the simulation itself: a bug of the agents is found within the first seeds.
+#[test]
+fn planted_bugs_are_found() {
+    for bug in PlantedBug::ALL {
+        let is_found = |seed: &u64| {
+            let mut random = Random::new(*seed);
+            let job = SimulatedJob { planted: Some(bug), ..SimulatedJob::new(&mut random) };
+            let plan = job.plan.clone();
+            let result = simulation::run(&job, random, |random| SimulatedAttempt::new(random, &plan));
+            result.and_then(|history| check(&job, &history)).is_err()
+        };
+        let seed = SEEDS.clone().find(is_found);
+        println!("{bug:?}: found by seed {seed:?}");
+        assert!(seed.is_some(), "{bug:?} is not found");
     }
 }
 

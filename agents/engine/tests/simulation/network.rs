@@ -8,6 +8,7 @@ use millrace_engine::message::{AgentCommand, AgentReport, ShardState};
 use millrace_engine::types::{AgentId, Epoch, IterationKind, LeafResult};
 
 use crate::model::Parameters;
+use crate::planted::PlantedBug;
 use crate::random::Random;
 use crate::store::Disk;
 
@@ -125,11 +126,19 @@ pub struct Network {
     pub overrun: Option<String>,
     pub attempt: u32,
     next_stream: u64,
+    /// The bug of the agents, if they have one.
+    planted: Option<PlantedBug>,
 }
 
 impl Network {
-    pub fn new(random: Random, published: BTreeMap<u64, Vec<Parameters>>, attempt: u32) -> Self {
+    pub fn new(
+        random: Random,
+        published: BTreeMap<u64, Vec<Parameters>>,
+        attempt: u32,
+        planted: Option<PlantedBug>,
+    ) -> Self {
         Self {
+            planted,
             random,
             streams: BTreeMap::new(),
             links: BTreeMap::new(),
@@ -142,6 +151,11 @@ impl Network {
             attempt,
             next_stream: 0,
         }
+    }
+
+    /// Returns whether the agents have this bug.
+    pub fn has(&self, bug: PlantedBug) -> bool {
+        self.planted == Some(bug)
     }
 
     /// Opens a control stream of `agent` to the current coordinator.

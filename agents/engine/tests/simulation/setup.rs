@@ -8,6 +8,7 @@ use millrace_engine::coordinator::{EvalPolicy, LossScaling, RequiredAgents, RunP
 use millrace_engine::types::Role;
 
 use crate::model;
+use crate::planted::PlantedBug;
 use crate::random::Random;
 use crate::reference::Reference;
 
@@ -63,6 +64,8 @@ pub struct SimulatedJob {
     pub reference: Reference,
     /// Steps of the checkpoints that an evaluation run evaluates; empty for a training run.
     pub evaluates: Vec<u64>,
+    /// A bug of all agents.
+    pub planted: Option<PlantedBug>,
 }
 
 /// One attempt of a job, until it ends or is stopped.
@@ -107,7 +110,7 @@ impl SimulatedJob {
     }
 
     fn of(plan: Arc<StreamPlan>, policy: RunPolicy) -> Self {
-        Self { reference: Reference::new(&plan, &policy), plan, policy, evaluates: Vec::new() }
+        Self { reference: Reference::new(&plan, &policy), plan, policy, evaluates: Vec::new(), planted: None }
     }
 
     /// The model of the small task, with every step evaluated and no training.

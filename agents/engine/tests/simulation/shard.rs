@@ -16,6 +16,7 @@ use millrace_engine::types::{AgentId, CommitRecord, Epoch, Iteration, Role};
 use crate::agent::{AgentContext, JobParameters};
 use crate::model::Parameters;
 use crate::network::{Network, Packet};
+use crate::planted::PlantedBug;
 use crate::store::{self, ToyStore, Writer};
 
 pub struct ShardBody {
@@ -76,9 +77,13 @@ impl ShardBody {
     }
 
     /// Returns the state to send when joining.
-    pub fn rejoin(&mut self) -> ShardState {
+    pub fn rejoin(&mut self, network: &Network) -> ShardState {
         self.snapshots.on_coordinator_lost();
-        self.machine.state()
+        let state = self.machine.state();
+        if network.has(PlantedBug::ForgottenCommit) && state.record.is_some() {
+            return ShardState { record: None, committed: state.committed.saturating_sub(1), ..state };
+        }
+        state
     }
 
     pub fn handle_command(
@@ -92,7 +97,9 @@ impl ShardBody {
                 let state = context.network.published.get(&source.step()).ok_or("no such checkpoint")?;
                 let place_of_shard = (self.index, job.shards);
                 let store = store::filled(&job.plan, place_of_shard, source.step(), state, job.copies);
-                self.store = Some(store.map_err(|error| error.to_string())?);
+                if self.store.is_none() || !context.network.has(PlantedBug::IgnoredLoad) {
+                    self.store = Some(store.map_err(|error| error.to_string())?);
+                }
                 (self.writer, self.commits, self.loaded_step) = (None, Vec::new(), source.step());
                 // Nothing remains of the parameters that were loaded before, as in the product.
                 self.machine = Shard::new(self.index, job.plan.clone());
@@ -148,7 +155,8 @@ impl ShardBody {
     pub fn grant(&mut self, total: u64, context: &mut AgentContext) -> Result<(), String> {
         self.keep_stale_message(StaleMessage::Grant(context.epoch, total + 100), context);
         let mut out = Vec::new();
-        self.machine.grant(context.epoch, total, &mut out);
+        let uncovered = u64::from(context.network.has(PlantedBug::IgnoredCredit));
+        self.machine.grant(context.epoch, total + uncovered, &mut out);
         self.execute(out, context)
     }
 
@@ -185,6 +193,11 @@ impl ShardBody {
         let Some(at) = context.network.random.pick(&at) else { return Ok(()) };
         let (before, mut out) = (self.machine.state(), Vec::new());
         match self.stale_messages.swap_remove(at) {
+            StaleMessage::Frame(mut frame) if context.network.has(PlantedBug::OldFrame) => {
+                frame.key.epoch = context.epoch;
+                self.machine.gradient(frame, &mut out).map_err(|error| error.to_string())?;
+                return self.execute(out, context);
+            }
             StaleMessage::Frame(frame) => self.machine.gradient(frame, &mut out).map_err(|error| error.to_string())?,
             StaleMessage::Open(epoch, iteration) => {
                 self.machine.open(epoch, iteration, &mut out).map_err(|error| error.to_string())?;
@@ -238,7 +251,9 @@ impl ShardBody {
                 self.gathered.extend(norm.map(|norm| (chunk, norm)));
             }
             Some(StoreWork::Commit(record)) => {
-                store.commit(record);
+                if record.step < 2 || !context.network.has(PlantedBug::SkippedCommit) {
+                    store.commit(record);
+                }
                 context.network.coverage.committed_in_snapshots += usize::from(self.writer.is_some());
             }
             // The writer of a snapshot that is no longer required finishes first.
@@ -254,9 +269,10 @@ impl ShardBody {
     /// Writes one more chunk of the snapshot.
     pub fn write(&mut self, context: &mut AgentContext) -> Result<(), String> {
         let (Some(store), Some(writer)) = (&self.store, &mut self.writer) else { return Ok(()) };
+        let is_newest = context.network.has(PlantedBug::NewerChunk);
         let Network { disk, failing_writes, coverage, .. } = &mut *context.network;
         let fails = *failing_writes > 0;
-        let written = writer.write(store, disk, fails).map_err(|error| error.to_string())?;
+        let written = writer.write(store, disk, fails, is_newest).map_err(|error| error.to_string())?;
         let Some((snapshot, report)) = written else { return Ok(()) };
         if fails && matches!(report, AgentReport::WriteFailed { .. }) {
             *failing_writes -= 1;

@@ -101,14 +101,16 @@ impl Writer {
         Self { cursor: store.begin_snapshot(snapshot.step), snapshot, digests: Vec::new() }
     }
 
-    /// Writes one more chunk, or fails. After the last chunk or a failure, returns the snapshot and its report.
+    /// Writes one more chunk, or fails. After the last chunk or a failure, returns the snapshot and its report. With
+    /// `is_newest`, which is a planted bug, writes the chunk as it is now.
     pub fn write(
         &mut self,
         store: &ToyStore,
         disk: &mut Disk,
         fails: bool,
+        is_newest: bool,
     ) -> Result<Option<(SnapshotRequest, AgentReport)>, StoreError> {
-        let Some((chunk, parameters)) = self.cursor.next(store)? else {
+        let Some((chunk, mut parameters)) = self.cursor.next(store)? else {
             let digests = std::mem::take(&mut self.digests);
             return Ok(Some((
                 self.snapshot.clone(),
@@ -123,6 +125,9 @@ impl Writer {
                 snapshot.clone(),
                 AgentReport::WriteFailed { snapshot, reason, cause: FailureCause::NoSpace },
             )));
+        }
+        if is_newest && let Some(newest) = store.read(chunk, |numbers| numbers.parameters.clone())? {
+            parameters = newest;
         }
         self.digests.push((chunk, parameters.digests()));
         disk.entry(self.snapshot.path.clone()).or_default().insert(chunk, parameters);

@@ -4,11 +4,14 @@ use std::sync::Arc;
 
 use millrace_emulator::placement::Placement;
 use millrace_engine::frame::Frame;
+use millrace_engine::payload::Payload;
 use millrace_engine::swarm::{LinkError, SwarmCommand, SwarmX};
 use millrace_engine::types::{AgentId, Iteration, Role};
 
 use crate::agent::{AgentContext, JobParameters, neighbours};
+use crate::model::numbers;
 use crate::network::Packet;
+use crate::planted::PlantedBug;
 
 #[derive(Default)]
 pub struct SwarmBody {
@@ -102,7 +105,14 @@ impl Node {
         for command in commands {
             match command {
                 SwarmCommand::Down(child, frame) => context.send(self.below[child], Packet::Frame(frame)),
-                SwarmCommand::Up(link, frame) => context.send(self.above[link], Packet::Frame(frame)),
+                SwarmCommand::Up(link, mut frame) => {
+                    if context.network.has(PlantedBug::RoundedSum) {
+                        let mut sum = numbers(&frame.payload);
+                        sum.iter_mut().for_each(|number| *number = f32::from_bits(number.to_bits() & !0xff));
+                        frame = Frame::new(frame.key, Payload::from_sum(&sum));
+                    }
+                    context.send(self.above[link], Packet::Frame(frame));
+                }
                 SwarmCommand::GrantParent(link, total) => context.grant(self.above[link], total),
                 SwarmCommand::GrantChild(child, total) => context.grant(self.below[child], total),
             }

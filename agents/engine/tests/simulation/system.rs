@@ -15,6 +15,7 @@ use millrace_engine::types::{AgentId, Iteration, LeafResult, Role};
 use crate::agent::{AgentContext, JobParameters};
 use crate::model::{Leaf, decode, layer_chunks, sum};
 use crate::network::Packet;
+use crate::planted::PlantedBug;
 
 #[derive(Default)]
 pub struct SystemBody {
@@ -151,8 +152,11 @@ impl Run {
             SystemAction::Send { keys, at } => {
                 let by_leaf = self.gradients.get(&(at.layer, at.chunk)).ok_or("no gradient to send")?;
                 for to in keys {
-                    let one =
+                    let mut one =
                         sum(to.node, &|leaf| by_leaf.get(&leaf).cloned()).ok_or("a leaf's gradient is missing")?;
+                    if context.network.has(PlantedBug::DoubledGradient) {
+                        one.iter_mut().for_each(|number| *number *= 2.0);
+                    }
                     context.send(self.above, Packet::Frame(Frame::new(to, Payload::from_sum(&one))));
                 }
             }

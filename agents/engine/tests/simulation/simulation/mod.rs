@@ -461,7 +461,7 @@ pub fn run(
     let (mut history, mut attempt, mut source) = (History::default(), 0, source_of(published_steps[0]));
     loop {
         let life = next(&mut random);
-        let network = Network::new(Random::new(random.next()), published, attempt);
+        let network = Network::new(Random::new(random.next()), published, attempt, job.planted);
         let mut world = Simulation::new(job, &life, source.clone(), network, history);
         match world.run() {
             Err(error) => return Err(format!("{error}\n{}", world.dump())),
