@@ -161,6 +161,7 @@ fn agent_of_a_lost_node_is_removed_without_the_node() {
     assert_eq!(world.visit(), JobState::Starting);
     assert_eq!(removed(&world), [("memoryx-0/1".to_owned(), 1)]);
     assert_eq!(world.status().lost_agents[0].reason, "Unresponsive");
+    assert!(!world.is(ConditionType::RolesReady), "although its probe may still answer");
     let agent = world.agent(Role::MemoryX);
     (agent.is_terminating, agent.removal_deadline) = (true, Some(since));
     world.advance_time(NODE_LOST_SECONDS);

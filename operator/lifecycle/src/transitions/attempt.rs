@@ -114,7 +114,7 @@ impl Decider<'_> {
             agents.iter().filter(|agent| agent.role == role && is(agent)).count() as u32
         };
         let is_ready = |agent: &ObservedAgent| match agent.state {
-            _ if agent.is_terminating => false,
+            _ if agent.is_terminating || self.is_counted(agent) => false,
             AgentState::Ready => true,
             AgentState::Starting => is_running && !self.status.lost_agents.iter().any(|lost| lost.name == agent.id()),
             AgentState::Waiting { .. } | AgentState::Ended(_) => false,

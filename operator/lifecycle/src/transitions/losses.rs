@@ -153,7 +153,8 @@ impl<'a> Decider<'a> {
         Some(self.observed.now.as_second() - deadline.as_second())
     }
 
-    fn is_counted(&self, agent: &ObservedAgent) -> bool {
+    /// Returns whether the loss of this instance of an agent is counted.
+    pub(super) fn is_counted(&self, agent: &ObservedAgent) -> bool {
         let name = agent.id();
         self.status.lost_agents.iter().any(|lost| lost.name == name && lost.instance == agent.instance)
     }
