@@ -16,7 +16,7 @@ use millrace_cluster::priorities::priorities;
 use millrace_control::world::Error as Ended;
 use millrace_control::{AgentsFound, AttemptContext, JournalEndpoint, PriorityValues, World};
 use millrace_crds::{Appliance, ApplianceStatus, Grant, JobProgress, TrainJob, TrainJobStatus};
-use millrace_lifecycle::{JobEvent, NODE_LOST_SECONDS};
+use millrace_lifecycle::{JobEvent, is_removal_overdue};
 use serde::Serialize;
 use serde_json::{Value, json};
 
@@ -244,7 +244,9 @@ impl World for ClusterWorld {
 async fn remove_pods(pods: &Api<Pod>, found: &[Pod], grace: u32) -> Result<(), Error> {
     let now = Timestamp::now();
     for pod in found {
-        let grace = if is_removal_overdue(pod, now) { 0 } else { grace };
+        let ends = pod.metadata.deletion_timestamp.as_ref();
+        let is_overdue = ends.is_some_and(|ends| is_removal_overdue(ends.0, now));
+        let grace = if is_overdue { 0 } else { grace };
         let is_terminating = pod.metadata.deletion_timestamp.is_some();
         let ends_in = pod.metadata.deletion_grace_period_seconds.filter(|_| is_terminating);
         if ends_in.is_some_and(|seconds| seconds <= i64::from(grace)) {
@@ -259,12 +261,6 @@ async fn remove_pods(pods: &Api<Pod>, found: &[Pod], grace: u32) -> Result<(), E
         }
     }
     Ok(())
-}
-
-/// Returns whether a pod still exists so long after the end of its grace period that its node must be lost.
-fn is_removal_overdue(pod: &Pod, now: Timestamp) -> bool {
-    let ends = pod.metadata.deletion_timestamp.as_ref().map(|time| time.0);
-    ends.is_some_and(|ends| now.as_second() - ends.as_second() >= NODE_LOST_SECONDS)
 }
 
 /// Writes a status to the version of the object that it was decided from; returns false after a write conflict or if

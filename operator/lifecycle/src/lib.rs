@@ -57,7 +57,7 @@ pub use observation::{
 };
 pub use retry::{backoff_place, seconds_until_next_attempt};
 pub use scheduler::{QueueEntry, SchedulingDecision, SystemRequest, is_waiting, schedule, used_resources};
-pub use transitions::{NODE_LOST_SECONDS, decide, decide_deleted};
+pub use transitions::{decide, decide_deleted, is_removal_overdue};
 
 #[cfg(test)]
 mod random;

@@ -215,13 +215,13 @@ impl ModelDirLock {
 fn next_owner(request: &LockRequest, previous: Option<&Owner>) -> Owner {
     let next = previous.map_or(0, |last| last.attempt).saturating_add(1);
     let same_job = previous.filter(|last| request.job.is_some() && request.job == last.job);
-    let before = same_job.or(previous).map_or(0, |last| if same_job.is_some() { last.before } else { last.attempt });
-    let mut continued = same_job.map_or_else(Vec::new, |last| last.continued.clone());
+    let (before, mut continued) = match same_job {
+        Some(last) => (last.before, last.continued.clone()),
+        None => (previous.map_or(0, |last| last.attempt), Vec::new()),
+    };
     let attempt = match request.attempt {
         None => next,
-        Some(attempt)
-            if same_job.is_some_and(|last| last.attempt_of_job(last.attempt.into()) == Some(attempt.into())) =>
-        {
+        Some(attempt) if same_job.is_some_and(|last| last.own_attempt_of_job() == attempt) => {
             continued.push(next);
             next
         }
@@ -251,8 +251,7 @@ fn check_occupant(
         };
     };
     if let (Some(attempt), true) = (request.attempt, request.job.is_some() && request.job == owner.job) {
-        let newest = owner.attempt_of_job(owner.attempt.into()).unwrap_or(0);
-        let newer = u32::try_from(newest).unwrap_or(u32::MAX);
+        let newer = owner.own_attempt_of_job();
         return if attempt >= newer {
             Ok(Some(owner.clone()))
         } else {

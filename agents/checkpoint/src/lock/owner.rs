@@ -67,6 +67,12 @@ impl Owner {
         attempt.checked_sub(u64::from(self.before) + continued).filter(|attempt| *attempt > 0)
     }
 
+    /// Returns the number of this process's attempt within the job; 0 if the numbers contradict each other.
+    pub(super) fn own_attempt_of_job(&self) -> u32 {
+        let attempt = self.attempt_of_job(self.attempt.into()).unwrap_or(0);
+        u32::try_from(attempt).unwrap_or(u32::MAX)
+    }
+
     /// Returns whether the process is running; `None` if this host can't determine it.
     pub(super) fn is_alive(&self) -> Option<bool> {
         let boot = first_line("/proc/sys/kernel/random/boot_id")?;

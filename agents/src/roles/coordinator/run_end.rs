@@ -17,30 +17,24 @@ pub struct RunEnd {
     pub agent: Option<AgentId>,
 }
 
-/// Why a run is stopped before its end.
-#[derive(Clone, Debug, Default)]
-pub struct StopCause {
-    /// The reason in the first stop request, if there was one.
-    pub reason: Option<String>,
-}
-
 impl RunEnd {
-    /// Converts the outcome of the coordinator's state machine. `cause` is why the run was stopped, if it was.
-    pub fn of(outcome: RunOutcome, mode: Mode, cause: &StopCause) -> Self {
+    /// Converts the outcome of the coordinator's state machine. `stop_reason` is the reason in
+    /// the first stop request, if there was one.
+    pub fn of(outcome: RunOutcome, mode: Mode, stop_reason: Option<&str>) -> Self {
         match outcome {
             RunOutcome::Complete => {
                 let activity = if mode.trains() { "Training" } else { "Evaluation" };
                 let message = format!("{activity} completed successfully!");
                 Self { reason: OutcomeReason::Succeeded, message, agent: None }
             }
-            RunOutcome::Stopped => Self::stopped(cause),
+            RunOutcome::Stopped => Self::stopped(stop_reason),
             RunOutcome::Failed { reason: message, agent, cause } => Self { reason: cause.into(), message, agent },
         }
     }
 
-    /// Returns the end of a run that was stopped because of `cause`.
-    pub fn stopped(cause: &StopCause) -> Self {
-        let message = match cause.reason.as_deref() {
+    /// Returns the end of a run that was stopped, for the reason in the first stop request, if there was one.
+    pub fn stopped(reason: Option<&str>) -> Self {
+        let message = match reason {
             None | Some("" | USER_STOP_REASON) => "Stopped by the user.".to_owned(),
             Some(reason) => format!("Stopped: {reason}."),
         };
@@ -59,10 +53,10 @@ mod tests {
 
     #[test]
     fn only_a_stop_of_the_user_is_attributed_to_the_user() {
-        let message = |cause: StopCause| RunEnd::of(RunOutcome::Stopped, Mode::Train, &cause).message;
-        let requested = |reason: &str| message(StopCause { reason: Some(reason.to_owned()) });
+        let message = |reason: Option<&str>| RunEnd::of(RunOutcome::Stopped, Mode::Train, reason).message;
+        let requested = |reason: &str| message(Some(reason));
         assert_eq!(requested(USER_STOP_REASON), "Stopped by the user.");
-        assert_eq!(message(StopCause::default()), "Stopped by the user.");
+        assert_eq!(message(None), "Stopped by the user.");
         assert_eq!(requested("cs2-1 was killed (signal 9)"), "Stopped: cs2-1 was killed (signal 9).");
     }
 }

@@ -1,7 +1,7 @@
 //! Lost agents: one agent is replaced and its attempt continues, or it is given up and the attempt restarts.
 
 use super::*;
-use crate::NODE_LOST_SECONDS;
+use crate::transitions::NODE_LOST_SECONDS;
 
 /// Creates a job whose attempt 1 trains on two systems, and whose agents can be replaced.
 fn replaceable() -> JobFixture {

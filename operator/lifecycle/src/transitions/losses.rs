@@ -10,6 +10,7 @@
 //! * An agent whose removal is overdue is on a lost node. Its object is deleted without waiting for the node; the other
 //!   agents have closed their connections to it, and what it writes is of an epoch that has ended.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
@@ -25,7 +26,7 @@ use crate::retry::after;
 use crate::{AgentState, JobCommand, JobEvent, ObservedAgent, ProcessEnd};
 
 /// Seconds after the end of its grace period at which an agent that still exists is on a lost node.
-pub const NODE_LOST_SECONDS: i64 = 10;
+pub(crate) const NODE_LOST_SECONDS: i64 = 10;
 /// Grace period of lost agents, in seconds: they have nothing to save, or can't.
 const LOST_GRACE_SECONDS: u32 = 1;
 /// How long a process must have run when the coordinator lost its agent, in seconds. A younger one is a replacement
@@ -59,10 +60,26 @@ impl<'a> Decider<'a> {
         if lost.len() >= MAX_LOST_AGENTS {
             return lost.first().map(|lost| (failure(lost.agent, &lost.end), !lost.agent.is_evicted));
         }
-        lost.iter().find_map(|lost_agent| {
-            let cause = self.replace(lost_agent, &lost)?;
-            Some((cause, !lost_agent.agent.is_evicted))
+        let instances: BTreeSet<&str> = lost.iter().map(|lost| lost.agent.instance.as_str()).collect();
+        let remaining = self.count_by_role(|agent| !instances.contains(agent.instance.as_str()));
+        lost.iter().find_map(|lost| {
+            let cause = self.replace(lost, self.necessity(lost.agent.role, &remaining))?;
+            Some((cause, !lost.agent.is_evicted))
         })
+    }
+
+    /// Counts the agents for which `is_counted` is true, by role.
+    fn count_by_role(&self, is_counted: impl Fn(&ObservedAgent) -> bool) -> BTreeMap<Role, usize> {
+        let mut counts = BTreeMap::new();
+        for agent in self.observed.agents.iter().filter(|agent| is_counted(agent)) {
+            *counts.entry(agent.role).or_default() += 1;
+        }
+        counts
+    }
+
+    /// Returns the necessity of a lost agent of `role`, if so many agents of each role remain.
+    fn necessity(&self, role: Role, remaining: &BTreeMap<Role, usize>) -> Necessity {
+        Necessity::of(role, remaining.get(&role).copied().unwrap_or(0), self.spec.min_csx as usize)
     }
 
     /// Records agents whose objects were deleted between two reconciles, once for each agent. `RunAgents` creates them.
@@ -73,8 +90,11 @@ impl<'a> Decider<'a> {
         for (role, count) in self.wanted() {
             for index in 0..count {
                 let exists = self.observed.agents.iter().any(|agent| (agent.role, agent.index) == (role, index));
+                if exists {
+                    continue;
+                }
                 let name = format!("{role}-{index}");
-                if !exists && !self.status.lost_agents.iter().any(|lost| lost.name == name) {
+                if !self.status.lost_agents.iter().any(|lost| lost.name == name) {
                     self.record_loss(LostAgentStatus {
                         name,
                         losses: 1,
@@ -123,7 +143,9 @@ impl<'a> Decider<'a> {
             let end = ProcessEnd { reason: reason.to_owned(), message, ..ProcessEnd::default() };
             Some(LostAgent { agent, loss, end })
         };
-        if let Some(overdue) = self.removal_overdue_seconds(agent).filter(|overdue| *overdue >= NODE_LOST_SECONDS) {
+        let deadline = agent.removal_deadline.filter(|_| agent.is_terminating);
+        if let Some(deadline) = deadline.filter(|deadline| is_removal_overdue(*deadline, self.observed.now)) {
+            let overdue = seconds(deadline, self.observed.now);
             let node = agent.node.as_deref().unwrap_or("its node");
             return lost(Loss::Killed, NODE_LOST, format!("{node} has not ended the pod for {overdue} s"));
         }
@@ -147,24 +169,17 @@ impl<'a> Decider<'a> {
         since.copied().zip(agent.started).is_some_and(ran_before)
     }
 
-    /// Returns for how long an agent has existed beyond the end of its grace period, in seconds.
-    fn removal_overdue_seconds(&self, agent: &ObservedAgent) -> Option<i64> {
-        let deadline = agent.removal_deadline.filter(|_| agent.is_terminating)?;
-        Some(self.observed.now.as_second() - deadline.as_second())
-    }
-
     /// Returns whether the loss of this instance of an agent is counted.
     pub(super) fn is_counted(&self, agent: &ObservedAgent) -> bool {
-        let name = agent.id();
-        self.status.lost_agents.iter().any(|lost| lost.name == name && lost.instance == agent.instance)
+        self.status.lost_agents.iter().any(|lost| lost.instance == agent.instance)
     }
 
     /// Counts the loss of an agent once, and removes the agent when its replacement is due. Returns the failure if it
     /// is not replaced.
-    fn replace(&mut self, lost: &LostAgent<'_>, all: &[LostAgent<'_>]) -> Option<FailureStatus> {
+    fn replace(&mut self, lost: &LostAgent<'_>, necessity: Necessity) -> Option<FailureStatus> {
         let agent = lost.agent;
         if !self.is_counted(agent) {
-            let Some((count, due)) = self.count_loss(lost, all) else { return Some(failure(agent, &lost.end)) };
+            let Some((count, due)) = self.count_loss(lost, necessity) else { return Some(failure(agent, &lost.end)) };
             self.record_loss(LostAgentStatus {
                 name: agent.id(),
                 instance: agent.instance.clone(),
@@ -184,13 +199,11 @@ impl<'a> Decider<'a> {
         if wait > 0 {
             self.requeue_after(wait);
         } else if !self.is_saving(lost) {
-            let overdue = self.removal_overdue_seconds(agent).is_some_and(|overdue| overdue >= NODE_LOST_SECONDS);
-            let grace = if overdue { 0 } else { LOST_GRACE_SECONDS };
+            let grace = if lost.end.reason == NODE_LOST { 0 } else { LOST_GRACE_SECONDS };
             self.commands.push(JobCommand::RemoveAgent { instance: agent.instance.clone(), grace });
         }
-        if agent.is_terminating {
-            let overdue = self.removal_overdue_seconds(agent).unwrap_or(0);
-            self.requeue_after(NODE_LOST_SECONDS - overdue);
+        if let Some(deadline) = agent.removal_deadline.filter(|_| agent.is_terminating) {
+            self.requeue_after(deadline.as_second() + NODE_LOST_SECONDS - self.observed.now.as_second());
         }
         None
     }
@@ -206,13 +219,8 @@ impl<'a> Decider<'a> {
 
     /// Counts a loss; returns how many losses in a row there are, and when the agent is replaced; `None` if it is given
     /// up.
-    fn count_loss(&self, lost: &LostAgent<'_>, all: &[LostAgent<'_>]) -> Option<(LossCount, Timestamp)> {
+    fn count_loss(&self, lost: &LostAgent<'_>, necessity: Necessity) -> Option<(LossCount, Timestamp)> {
         let (agent, now, name) = (lost.agent, self.observed.now, lost.agent.id());
-        let others = self.observed.agents.iter().filter(|other| {
-            let is_lost = all.iter().any(|lost| lost.agent.id() == other.id());
-            other.role == agent.role && other.index != agent.index && !is_lost
-        });
-        let necessity = Necessity::of(agent.role, others.count(), self.spec.min_csx as usize);
         let before = self.status.lost_agents.iter().find(|lost| lost.name == name);
         let mut count = LossCount(before.map_or(0, |before| before.losses));
         let started = agent.started.or(agent.created).unwrap_or(now);
@@ -264,21 +272,17 @@ impl<'a> Decider<'a> {
 
     /// Describes the first agent that is lost and whose replacement is not ready; `None` if there is none.
     pub(super) fn pending_replacement(&self) -> Option<PendingReplacement> {
-        let is_ready = |lost: &LostAgentStatus| {
-            let is_replaced = |agent: &ObservedAgent| {
-                agent.id() == lost.name && agent.instance != lost.instance && agent.state == AgentState::Ready
-            };
-            self.observed.agents.iter().any(is_replaced)
-        };
-        let pending: Vec<&LostAgentStatus> = self.status.lost_agents.iter().filter(|lost| !is_ready(lost)).collect();
+        if self.status.lost_agents.is_empty() {
+            return None;
+        }
+        let ready = self.observed.agents.iter().filter(|agent| agent.state == AgentState::Ready);
+        let ready: BTreeMap<String, &str> = ready.map(|agent| (agent.id(), agent.instance.as_str())).collect();
+        let is_replaced = |lost: &LostAgentStatus| ready.get(&lost.name).is_some_and(|ready| *ready != lost.instance);
+        let pending: Vec<&LostAgentStatus> = self.status.lost_agents.iter().filter(|lost| !is_replaced(lost)).collect();
+        let names: BTreeSet<&str> = pending.iter().map(|lost| lost.name.as_str()).collect();
+        let remaining = self.count_by_role(|agent| !names.contains(agent.id().as_str()));
         let is_required = |lost: &&&LostAgentStatus| {
-            let Some(role) = role_of(lost) else { return false };
-            let others = self
-                .observed
-                .agents
-                .iter()
-                .filter(|agent| agent.role == role && !pending.iter().any(|lost| lost.name == agent.id()));
-            Necessity::of(role, others.count(), self.spec.min_csx as usize) == Necessity::Required
+            role_of(lost).is_some_and(|role| self.necessity(role, &remaining) == Necessity::Required)
         };
         let required = pending.iter().find(is_required);
         let lost = required.or(pending.first())?;
@@ -294,6 +298,11 @@ pub(super) struct PendingReplacement {
     /// Whether the others wait for it.
     pub is_required: bool,
     pub message: String,
+}
+
+/// Returns whether an agent whose grace period ended at `deadline` should have ended long ago: its node is lost.
+pub fn is_removal_overdue(deadline: Timestamp, now: Timestamp) -> bool {
+    seconds(deadline, now) >= NODE_LOST_SECONDS
 }
 
 fn role_of(lost: &LostAgentStatus) -> Option<Role> {

@@ -16,7 +16,9 @@ mod reports;
 mod start;
 
 pub use deletion::decide_deleted;
-pub use losses::NODE_LOST_SECONDS;
+#[cfg(test)]
+pub(crate) use losses::NODE_LOST_SECONDS;
+pub use losses::is_removal_overdue;
 #[cfg(test)]
 pub(crate) use reports::REPORT_TIMEOUT_SECONDS;
 

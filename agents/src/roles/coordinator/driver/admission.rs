@@ -49,12 +49,16 @@ impl CoordinatorDriver {
         if self.stop_by.is_some() {
             return self.stop_early();
         }
-        let count = |role| self.pending_agents.keys().filter(|agent| agent.role == role).count();
         let is_complete = Role::ALL
             .into_iter()
             .filter(|&role| role != Role::Coordinator)
-            .all(|role| count(role) >= self.launch.agent_counts.of(role));
+            .all(|role| self.waiting_agents(role) >= self.launch.agent_counts.of(role));
         if is_complete { self.admit_all() } else { Ok(()) }
+    }
+
+    /// Returns the number of agents of `role` that wait until the others have joined.
+    fn waiting_agents(&self, role: Role) -> usize {
+        self.pending_agents.keys().filter(|agent| agent.role == role).count()
     }
 
     /// Returns stream and instance of the process that is connected as `agent`.
@@ -74,11 +78,11 @@ impl CoordinatorDriver {
     /// Handles a stop before all agents have joined. If shards may hold steps of an earlier coordinator, waits for them
     /// so that these steps are saved.
     pub(super) fn stop_early(&mut self) -> Result<(), AgentError> {
-        let shards = self.pending_agents.keys().filter(|agent| agent.role == Role::MemoryX).count();
+        let shards = self.waiting_agents(Role::MemoryX);
         let has_record =
             self.pending_agents.values().any(|(_, hello)| hello.shard.is_some_and(|state| state.record.is_some()));
         if self.lock.previous().is_none() || (shards >= self.launch.agent_counts.shards && !has_record) {
-            self.end = Some(RunEnd::stopped(&self.stop_cause));
+            self.end = Some(RunEnd::stopped(self.stop_reason.as_deref()));
         } else if shards >= self.launch.agent_counts.shards {
             self.stop_by = None;
             self.admit_all()?;
@@ -91,10 +95,9 @@ impl CoordinatorDriver {
     /// and the others suffice.
     pub(super) fn can_continue_without_others(&self) -> bool {
         let counts = &self.launch.agent_counts;
-        let waiting = |role| self.pending_agents.keys().filter(|agent| agent.role == role).count();
-        let suffices = |role| waiting(role) >= counts.of(role).min(1);
+        let suffices = |role| self.waiting_agents(role) >= counts.of(role).min(1);
         self.shards_with_parameters().count() == counts.shards
-            && waiting(Role::Cs2) >= counts.least_systems.max(1)
+            && self.waiting_agents(Role::Cs2) >= counts.least_systems.max(1)
             && [Role::SwarmX, Role::Activation].into_iter().all(suffices)
     }
 

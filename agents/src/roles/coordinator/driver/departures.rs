@@ -76,13 +76,17 @@ impl CoordinatorDriver {
     pub(super) fn announce_lost_agents(&mut self) {
         let now = Instant::now();
         let due = |(agent, lost): &(&AgentId, &mut LostAgent)| lost.deadline(**agent).is_some_and(|time| time <= now);
+        let mut is_news = false;
         for (agent, lost) in self.lost_agents.iter_mut().filter(due) {
             if self.by_launcher {
                 announce_unresponsive(*agent);
             }
             lost.is_announced = true;
+            is_news = true;
         }
-        self.report_lost_agents();
+        if is_news {
+            self.report_lost_agents();
+        }
     }
 
     /// Records the announced agents in the journal.
@@ -97,21 +101,28 @@ impl CoordinatorDriver {
             self.pending_agents.retain(|_, (waiting, _)| *waiting != number);
             return Ok(());
         }
-        self.joined.remove(&agent);
         tracing::warn!(peer = %agent, "lost {agent}");
+        self.end_membership(agent)
+    }
+
+    /// Ends the membership of a joined agent, which may join again.
+    fn end_membership(&mut self, agent: AgentId) -> Result<(), AgentError> {
+        if self.joined.remove(&agent).is_none() {
+            return Ok(());
+        }
         self.lost_agents.insert(agent, LostAgent::now());
         self.handle_event(CoordinatorEvent::Lost { agent })
     }
 
     /// Handles SIGTERM. A launcher ends the run by it; in a pod, only this coordinator leaves.
     pub(super) fn on_terminate(&mut self) -> Result<(), AgentError> {
-        self.is_leaving = !self.by_launcher && self.stop_cause.reason.is_none();
+        self.is_leaving = !self.by_launcher && self.stop_reason.is_none();
         if self.is_leaving {
             tracing::info!(
                 "received a termination signal: the last committed step is saved, then this coordinator leaves"
             );
             if self.machine.is_none() {
-                self.end = Some(RunEnd::stopped(&self.stop_cause));
+                self.end = Some(RunEnd::stopped(self.stop_reason.as_deref()));
                 return Ok(());
             }
         }
@@ -140,11 +151,7 @@ impl CoordinatorDriver {
         }
         std::mem::take(&mut self.leaving_shards).into_iter().try_for_each(|shard| {
             self.send(shard, &AgentCommand::Finish);
-            if self.joined.remove(&shard).is_none() {
-                return Ok(());
-            }
-            self.lost_agents.insert(shard, LostAgent::now());
-            self.handle_event(CoordinatorEvent::Lost { agent: shard })
+            self.end_membership(shard)
         })
     }
 }

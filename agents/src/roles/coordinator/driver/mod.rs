@@ -46,7 +46,7 @@ use super::console::Console;
 use super::journal::RunCommand;
 use super::reporter::{ReportedModel, Reporter};
 use super::resume::StartPoint;
-use super::run_end::{RunEnd, StopCause};
+use super::run_end::RunEnd;
 use super::spans::Spans;
 use crate::control::job::CompiledJob;
 use crate::control::server::{AgentHandle, ControlEvent, ControlEvents, JoinedAgent, StreamNumber};
@@ -126,8 +126,8 @@ pub struct CoordinatorDriver {
     backoff: Option<(Epoch, Instant)>,
     /// Deadline of a run that was stopped before all agents joined.
     stop_by: Option<Instant>,
-    /// Why the run is stopped, if it is.
-    stop_cause: StopCause,
+    /// The reason in the first stop request, if there was one.
+    stop_reason: Option<String>,
     /// Whether this coordinator leaves, so that another one continues the attempt.
     is_leaving: bool,
     /// Shards that leave once a checkpoint has their parameters.
@@ -187,7 +187,7 @@ impl CoordinatorDriver {
             join_deadline: Instant::now() + JOIN_TIMEOUT,
             backoff: None,
             stop_by: None,
-            stop_cause: StopCause::default(),
+            stop_reason: None,
             is_leaving: false,
             leaving_shards: BTreeSet::new(),
             end: None,
@@ -236,7 +236,7 @@ impl CoordinatorDriver {
             return self.handle_event(CoordinatorEvent::BackoffElapsed { epoch });
         }
         if self.stop_by.take_if(|deadline| *deadline <= Instant::now()).is_some() {
-            self.end = Some(RunEnd::stopped(&self.stop_cause));
+            self.end = Some(RunEnd::stopped(self.stop_reason.as_deref()));
             return Ok(());
         }
         if self.machine.is_none() && self.join_deadline <= Instant::now() {
@@ -282,7 +282,7 @@ impl CoordinatorDriver {
         self.checkpoint_replies.retain(|reply| !reply.is_closed());
         match command {
             RunCommand::Stop { reason, reply } => {
-                self.stop_cause.reason.get_or_insert(reason);
+                self.stop_reason.get_or_insert(reason);
                 self.replies.push(reply);
                 self.stop()
             }
@@ -362,7 +362,7 @@ impl CoordinatorDriver {
             CoordinatorCommand::ReportEvalBatch(evaluation) => self.reporter.eval_batch(&evaluation),
             CoordinatorCommand::ReportEvaluation(evaluation) => self.reporter.evaluated(&evaluation),
             CoordinatorCommand::End(outcome) => {
-                self.end = Some(RunEnd::of(outcome, self.launch.mode, &self.stop_cause))
+                self.end = Some(RunEnd::of(outcome, self.launch.mode, self.stop_reason.as_deref()))
             }
         }
         Ok(())
@@ -435,7 +435,7 @@ impl CoordinatorDriver {
 
     /// Reports the outcome to the user, the files and all clients that wait for a reply.
     fn finish(mut self) -> Exit {
-        let end = self.end.take().unwrap_or_else(|| RunEnd::stopped(&self.stop_cause));
+        let end = self.end.take().unwrap_or_else(|| RunEnd::stopped(self.stop_reason.as_deref()));
         let (step, saved) = self.current_checkpoint();
         let reply = command_reply(step, saved);
         let digest = saved.map(|saved| saved.digest.clone());
