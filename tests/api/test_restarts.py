@@ -77,10 +77,11 @@ def test_repeated_steps_are_in_the_curve_once(
 
 def test_killed_agents_are_replaced(server: ProcessServer, reference: Callable[[int], Reference]) -> None:
     """The server replaces agents of any role, without another attempt and with the same bits."""
-    killed = ("cs2-1", "swarmx-0", "activation-0", "memoryx-0", "coordinator-0")
+    # The coordinator is killed shortly before the end: its last steps are reported by files only.
+    killed = {"cs2-1": 60, "swarmx-0": 120, "activation-0": 180, "memoryx-0": 240, "coordinator-0": 400}
     job = server.user.submit("struck", STEPS, "--num_csx", 2)
-    for number, agent in enumerate(killed, 1):
-        until_step(job, 60 * number)
+    for agent, step in killed.items():
+        until_step(job, step)
         os.kill(server.agents()[agent], signal.SIGKILL)
     assert job.wait(120) == "Succeeded"
     assert (job.status["attempt"], job.status["restarts"]) == (1, 0)

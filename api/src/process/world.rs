@@ -19,6 +19,7 @@ use millrace_lifecycle::{CoordinatorReport, JobEvent};
 use millrace_params::ObjectName;
 use millrace_protocol::error_chain;
 use millrace_protocol::launch::LaunchDocument;
+use millrace_store::Store;
 use millrace_telemetry::journal::AttemptOutcome;
 use tokio::sync::mpsc::UnboundedSender;
 
@@ -77,8 +78,7 @@ impl ProcessWorld {
             let uid = job.uid().unwrap_or_default();
             let status = job.status.unwrap_or_default();
             if let Some(model_dir) = status.resolved.as_ref().and_then(|resolved| resolved.model_dir.as_ref()) {
-                let caught_up = journal_copy::catch_up(objects.store(), &uid, Path::new(model_dir)).await;
-                journal_copy::log_catch_up_failure(caught_up, &uid);
+                copy_journal_files(objects.store(), &uid, Path::new(model_dir)).await;
             }
             if let Some(attempt) = status.attempt.filter(|_| status.is(ConditionType::Admitted)) {
                 running_attempts.insert(uid, RunningAttempt { attempt, process_group: None, kill_time: None });
@@ -130,6 +130,18 @@ impl ProcessWorld {
         }
     }
 
+    /// Copies the rest of the journal of a job that finishes with the status of `decided`, so that the curve of a
+    /// finished job is complete. The copy over the network lags if the coordinator was replaced shortly before.
+    async fn complete_history(&self, old: &TrainJobStatus, decided: &TrainJob) {
+        let Some(status) = decided.status.as_ref() else { return };
+        let finishes = status.is(ConditionType::Finished) && !old.is(ConditionType::Finished);
+        let model_dir = status.resolved.as_ref().and_then(|resolved| resolved.model_dir.as_ref());
+        if let Some(model_dir) = model_dir.filter(|_| finishes) {
+            let uid = decided.uid().unwrap_or_default();
+            copy_journal_files(self.objects.store(), &uid, Path::new(model_dir)).await;
+        }
+    }
+
     /// Returns the launch of an attempt, with the paths of this machine.
     fn local_run(&self, attempt: &AttemptContext<'_>, uid: &str) -> Result<LocalRun, LocalRunError> {
         let mut launch = launch(attempt)?;
@@ -163,6 +175,11 @@ enum LocalRunError {
     /// The job can't use a path.
     #[error(transparent)]
     Path(#[from] PathError),
+}
+
+/// Copies the entries of a job's journal that only its files have. A failure is logged.
+async fn copy_journal_files(store: &Store, uid: &str, model_dir: &Path) {
+    journal_copy::log_catch_up_failure(journal_copy::catch_up(store, uid, model_dir).await, uid);
 }
 
 /// Waits until all processes have ended, and kills those that have not after `grace` seconds.
@@ -228,7 +245,7 @@ impl World for ProcessWorld {
             let model_dir = PathBuf::from(attempt.resolution.model_dir.clone().unwrap_or_default());
             tokio::spawn(async move {
                 journal_copy::copy(&store, &uid, &journal).await;
-                journal_copy::log_catch_up_failure(journal_copy::catch_up(&store, &uid, &model_dir).await, &uid);
+                copy_journal_files(&store, &uid, &model_dir).await;
             });
         }
         self.running_attempts()
@@ -294,6 +311,7 @@ impl World for ProcessWorld {
             return Ok(true);
         }
         let decided = TrainJob { status: Some(status), ..job.clone() };
+        self.complete_history(&old, &decided).await;
         Ok(self.objects.replace_job(decided).await?.is_some())
     }
 
