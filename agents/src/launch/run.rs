@@ -117,7 +117,9 @@ fn print_replacement(agent: AgentId, exit: ProcessExit, was_unresponsive: bool, 
     // A failure is explained by the last line; a signal is not.
     let last = last_lines.get().pop().filter(|_| matches!(exit, ProcessExit::Code(1..)));
     let last = last.map_or_else(String::new, |line| format!(" ({line})"));
-    eprintln!("warning: {agent} {end}{last}; a new {agent} is started");
+    // In one write: the agents write to the same standard error, possibly in the middle of a line otherwise.
+    let line = format!("warning: {agent} {end}{last}; a new {agent} is started\n");
+    let _ = std::io::stderr().write_all(line.as_bytes());
 }
 
 /// Prints the process whose end ended the run, with its last lines.

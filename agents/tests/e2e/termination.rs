@@ -4,7 +4,7 @@ use std::net::TcpListener;
 
 use rustix::process::Signal;
 
-use super::harness::{TestDir, kill, wait_until_ended};
+use super::harness::{TestDir, wait_until_ended};
 
 /// More steps than any test completes.
 const MANY_STEPS_FLAG: &str = "--max_steps 1000000";
