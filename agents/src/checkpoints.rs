@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use millrace_checkpoint::{CheckpointMetadata, Error, LoadStrictness, LockError};
+use millrace_checkpoint::{CheckpointMetadata, Error, LoadStrictness, LockError, StepHistory};
 use millrace_emulator::numerics::NumericsProfile;
 use millrace_emulator::plan::StreamPlan;
 use millrace_params::JobSpec;
@@ -45,6 +45,7 @@ pub fn imported_metadata(
         optimizer: job.optimizer.kind.name().to_owned(),
         loss: None,
         grad_norm: None,
+        history: StepHistory::default(),
         notes: Vec::new(),
         job: job.to_json(),
         recovery: false,

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use millrace_checkpoint::hf::{Choices, export_hf, import_hf, params_text};
 use millrace_checkpoint::{
     Checkpoint, CheckpointMetadata, LoadStrictness, LockRequest, ModelDirLock, Moments, PlanReader, Section,
+    StepHistory,
 };
 use millrace_emulator::compile::compile_job;
 use millrace_emulator::device::{CpuDevice, Device, DeviceOptions, InputData, LeafInput};
@@ -51,6 +52,7 @@ fn facts(plan: &StreamPlan) -> CheckpointMetadata {
         optimizer: text(),
         loss: None,
         grad_norm: None,
+        history: StepHistory::default(),
         notes: Vec::new(),
         job: text(),
         recovery: false,

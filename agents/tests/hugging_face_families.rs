@@ -12,7 +12,7 @@ use std::sync::Arc;
 use millrace_checkpoint::hf::{Choices, export_hf, import_hf, params_text};
 use millrace_checkpoint::{
     Checkpoint, CheckpointMetadata, ImportSummary, LockRequest, ModelDirLock, Moments, RangeWriter, Section, Staging,
-    WriterEpoch,
+    StepHistory, WriterEpoch,
 };
 use millrace_emulator::compile::{BatchSpec, CompileRequest, compile};
 use millrace_emulator::families;
@@ -121,6 +121,7 @@ fn facts(plan: &StreamPlan) -> CheckpointMetadata {
         optimizer: String::new(),
         loss: None,
         grad_norm: None,
+        history: StepHistory::default(),
         notes: Vec::new(),
         job: String::new(),
         recovery: false,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 from _pytest.mark import ParameterSet
 from harness import PARAMS, CommandResult, Server, User, until_job, until_state
-from millrace import Job
+from millrace import Job, JobFailed
 
 
 @dataclass(frozen=True)
@@ -165,6 +166,18 @@ def test_non_finite_loss_is_not_retried(shared: Server, tmp_path: Path) -> None:
     assert "diverging ended as NonFiniteLoss: the loss of step 2 is not finite" in done.error
     job = shared.user.appliance.job("diverging")
     assert (job.status["restarts"], job.status["attempt"]) == (0, 1)
+
+
+def test_loss_spike_ends_the_job(shared: Server) -> None:
+    """A job with a bound on jumps ends at the first one. The message names step and layer."""
+    spike = {"factor": 1.01, "windowSteps": 2}
+    spec = {"failurePolicy": {"lossSpike": spike}}
+    job = shared.user.appliance.train(PARAMS, name="spiking", num_csx=1, max_steps=50, spec=spec)
+    with pytest.raises(JobFailed, match="ended as LossSpike"):
+        job.wait(60)
+    message = r"the gradient norm of step \d+ is [\d.]+, more than 1.01 times .*; the largest gradient is that of .*"
+    assert re.search(message, job.summary), job.summary
+    assert job.status["restarts"] == 0
 
 
 def test_follow_returns_at_once_for_a_failed_job(failure: Failure) -> None:

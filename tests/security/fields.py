@@ -113,7 +113,7 @@ OTHER_FIELDS = {
     ),
     # Keys of the real appliance without effect here.
     *(f"spec.params.runconfig.{key}" for key in ("autogen_policy", "cbcore_image", "compile_dir", "credentials_path")),
-    "spec.params.runconfig.cs_ip",
+    *("spec.params.runconfig.cs_ip", "spec.params.runconfig.loss_spike_action"),
     *(f"spec.params.runconfig.{key}" for key in ("debug_args", "debug_args_path", "dist_addr", "dist_backend")),
     *(f"spec.params.runconfig.{key}" for key in ("execution_strategy", "fabric_type_blacklist", "hf_cache_dir", "ini")),
     *(f"spec.params.runconfig.{key}" for key in ("init_method", "mgmt_address", "mgmt_namespace", "mount_dirs")),

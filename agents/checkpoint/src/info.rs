@@ -32,6 +32,8 @@ pub struct CheckpointInfo {
     pub seed: u64,
     /// Number of the first sample that no step up to this one has used.
     pub next_sample: u64,
+    /// Number of batches that the run skipped because their loss jumped.
+    pub skipped_batches: u64,
     /// Number format of the arithmetic.
     pub precision: String,
     /// Kind of optimizer.
@@ -72,6 +74,7 @@ impl CheckpointInfo {
             epoch: copied.epoch,
             seed: copied.seed,
             next_sample: copied.next_sample,
+            skipped_batches: copied.history.skipped_batches,
             precision: copied.precision,
             optimizer: copied.optimizer,
             moments: copied.moments,
@@ -101,7 +104,11 @@ impl fmt::Display for CheckpointInfo {
         writeln!(f, "  parameters         {} ({})", self.parameters, self.precision)?;
         writeln!(f, "  optimizer          {} (moments: {moments})", self.optimizer)?;
         writeln!(f, "  size               {} bytes", self.bytes)?;
-        writeln!(f, "  seed, next sample  {}, {}", self.seed, self.next_sample)?;
+        let skipped = match self.skipped_batches {
+            0 => String::new(),
+            skipped => format!(" (batches skipped: {skipped})"),
+        };
+        writeln!(f, "  seed, next sample  {}, {}{skipped}", self.seed, self.next_sample)?;
         writeln!(f, "  plan               {}", self.plan)?;
         writeln!(f, "  numerics profile   {}", self.numerics_profile)?;
         writeln!(f, "  written by         {} (epoch {})", self.written_by, self.epoch)?;

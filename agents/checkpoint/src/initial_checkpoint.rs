@@ -9,7 +9,7 @@ use millrace_emulator::plan::StreamPlan;
 use crate::error::Result;
 use crate::layout::Moments;
 use crate::lock::ModelDirLock;
-use crate::manifest::{CheckpointMetadata, WriterEpoch};
+use crate::manifest::{CheckpointMetadata, StepHistory, WriterEpoch};
 use crate::section::Section;
 use crate::write::{RangeWriter, Staging};
 
@@ -37,6 +37,7 @@ pub(crate) fn write_imported(
 ) -> Result<PathBuf> {
     // Nothing has been trained yet, whatever run the metadata come from.
     (metadata.next_sample, metadata.loss, metadata.grad_norm) = (0, None, None);
+    metadata.history = StepHistory::default();
     metadata.notes.push(format!("imported from {}", source.display()));
     if !initialized.is_empty() {
         metadata.notes.push(format!("with initial values of {}", initialized.join(", ")));

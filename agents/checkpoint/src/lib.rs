@@ -58,7 +58,7 @@ pub use list::{
     retain,
 };
 pub use lock::{LockError, LockRequest, ModelDirLock};
-pub use manifest::{CheckpointMetadata, FORMAT_VERSION, MANIFEST_FILE, WriterEpoch};
+pub use manifest::{CheckpointMetadata, FORMAT_VERSION, MANIFEST_FILE, StepHistory, WriterEpoch};
 pub use named_weights::{check_weights, export_weights, import_weights};
 pub use plan_reader::{LoadStrictness, PlanReader};
 pub use read::{Checkpoint, FileEntry, verify};

@@ -17,8 +17,9 @@ use crate::section::Section;
 
 /// Highest version of the format that this program reads and writes.
 pub const FORMAT_VERSION: u32 = 2;
-/// Version of a checkpoint whose moments have the shape of the weights. Releases before 0.2.0 read no other.
-const FORMAT_OF_FULL_MOMENTS: u32 = 1;
+/// Version of a checkpoint whose moments have the shape of the weights, and whose run has skipped no batch. Releases
+/// before 0.2.0 read no other.
+const FIRST_FORMAT_VERSION: u32 = 1;
 
 /// File name of the manifest.
 pub const MANIFEST_FILE: &str = "manifest.json";
@@ -66,12 +67,33 @@ pub struct CheckpointMetadata {
     pub loss: Option<f32>,
     /// Global gradient norm of the step; `None` before the first.
     pub grad_norm: Option<f32>,
+    /// The steps up to this one, as far as they decide about later ones.
+    pub history: StepHistory,
     /// Notes for later readers, such as "numerics profile changed by flag at step 40".
     pub notes: Vec<String>,
     /// The resolved job as JSON, stored as `job.json`.
     pub job: String,
     /// Whether it is a recovery checkpoint, to be deleted when a newer one exists.
     pub recovery: bool,
+}
+
+/// The batches that a run skipped because their loss jumped, and the means that decide about jumps.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct StepHistory {
+    /// Number of batches that were skipped: the next step reads so many batches later.
+    pub skipped_batches: u64,
+    /// Number of steps that the means are over; 0 for a run without a bound on jumps.
+    pub steps: u32,
+    /// Mean of the losses.
+    pub mean_loss: f32,
+    /// Mean of the gradient norms.
+    pub mean_grad_norm: f32,
+}
+
+impl StepHistory {
+    fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
 }
 
 /// A file and the digest of all its bytes.
@@ -115,6 +137,9 @@ pub(crate) struct Manifest {
     pub moments: Moments,
     pub loss: Option<f32>,
     pub grad_norm: Option<f32>,
+    /// Since 0.2.0; earlier runs skipped nothing and had no bound on jumps.
+    #[serde(default, skip_serializing_if = "StepHistory::is_empty")]
+    pub history: StepHistory,
     pub notes: Vec<String>,
     /// Since 0.2.0; earlier checkpoints are not recovery checkpoints.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
@@ -147,7 +172,11 @@ impl Manifest {
             chunks: chunks.get(group.chunks.clone()).unwrap_or_default().to_vec(),
         });
         Self {
-            format: if moments.are_full() { FORMAT_OF_FULL_MOMENTS } else { FORMAT_VERSION },
+            format: if moments.are_full() && metadata.history.skipped_batches == 0 {
+                FIRST_FORMAT_VERSION
+            } else {
+                FORMAT_VERSION
+            },
             step,
             epoch,
             written_by: concat!("millrace ", env!("CARGO_PKG_VERSION")).to_owned(),
@@ -161,6 +190,7 @@ impl Manifest {
             moments: moments.clone(),
             loss: metadata.loss,
             grad_norm: metadata.grad_norm,
+            history: metadata.history,
             notes: metadata.notes,
             recovery: metadata.recovery,
             parameters: layout.parameters(),

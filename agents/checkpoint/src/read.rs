@@ -18,7 +18,7 @@ use crate::files::read_limited;
 use crate::info::CheckpointInfo;
 use crate::layout::{ELEMENT_BYTES, Layout, Moments};
 use crate::lineage::LineagePoint;
-use crate::manifest::{DataFile, DocumentDigest, JOB_FILE, LAYOUT_FILE, MANIFEST_FILE, Manifest};
+use crate::manifest::{DataFile, DocumentDigest, JOB_FILE, LAYOUT_FILE, MANIFEST_FILE, Manifest, StepHistory};
 use crate::safetensors_header;
 use crate::section::Section;
 
@@ -121,6 +121,11 @@ impl Checkpoint {
     /// Returns the numerics profile of the run that wrote it, as JSON.
     pub fn numerics_profile(&self) -> &str {
         &self.manifest.numerics_profile
+    }
+
+    /// Returns the steps up to this one, as far as they decide about later ones.
+    pub fn history(&self) -> StepHistory {
+        self.manifest.history
     }
 
     /// Returns the output of `checkpoint info`.

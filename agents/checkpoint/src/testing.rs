@@ -13,7 +13,9 @@ use millrace_emulator::ops::{
 };
 use millrace_emulator::plan::{Chunk, Encoding, Group, LeafLayout, PlanHash, StateShape, StreamPlan};
 
-use crate::{CheckpointMetadata, LockRequest, ModelDirLock, Moments, RangeWriter, Section, Staging, WriterEpoch};
+use crate::{
+    CheckpointMetadata, LockRequest, ModelDirLock, Moments, RangeWriter, Section, Staging, StepHistory, WriterEpoch,
+};
 
 /// A GPT-2 of two blocks, hidden 8, two heads.
 #[derive(Clone, Copy)]
@@ -182,6 +184,7 @@ pub fn facts(plan: &StreamPlan) -> CheckpointMetadata {
         optimizer: "adamw".into(),
         loss: Some(2.345_678),
         grad_norm: Some(f32::MIN_POSITIVE),
+        history: StepHistory { skipped_batches: 0, steps: 50, mean_loss: 2.345_678, mean_grad_norm: f32::MIN_POSITIVE },
         notes: vec!["a note".into()],
         job: r#"{"model": {"hidden": 8}}"#.into(),
         recovery: false,

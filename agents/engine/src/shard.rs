@@ -177,7 +177,7 @@ impl Shard {
         }
         link.down.open(iteration);
         link.up.open(iteration);
-        if let IterationKind::Train { step } = iteration.task {
+        if let IterationKind::Train { step, .. } = iteration.task {
             self.state.prepared = None;
             self.gradients_in_progress = Some(step);
             self.partials.clear();

@@ -107,7 +107,7 @@ impl SlotSequences {
     pub fn new(plan: &StreamPlan, placement: &Placement, direction: Direction, shard: Option<ShardId>) -> Self {
         let course = |task| SlotSequence::new(plan, placement, task, direction, shard);
         Self {
-            train: course(IterationKind::Train { step: 1 }),
+            train: course(IterationKind::Train { step: 1, batch: 0 }),
             eval: course(IterationKind::Eval { step: 0, batch: 0 }),
         }
     }

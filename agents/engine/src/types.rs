@@ -55,6 +55,8 @@ pub enum IterationKind {
     Train {
         /// Counts from 1.
         step: u64,
+        /// Number of its batch in the training data, from 0: one less than `step`, plus the batches that were skipped.
+        batch: u64,
     },
     /// Evaluates one batch with the weights after `step` updates: forward pass only.
     Eval {
@@ -74,7 +76,7 @@ impl IterationKind {
     /// Returns the number of updates that the streamed weights must have.
     pub const fn required_step(self) -> u64 {
         match self {
-            IterationKind::Train { step } => step - 1,
+            IterationKind::Train { step, .. } => step - 1,
             IterationKind::Eval { step, .. } => step,
         }
     }
@@ -151,4 +153,19 @@ pub struct CommitRecord {
     pub norm: f32,
     /// Number of tokens of the step.
     pub tokens: u64,
+    /// What decides about the batch and the spikes of the next step.
+    pub history: TrainingHistory,
+}
+
+/// The steps up to a commit, as far as they decide about later ones.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct TrainingHistory {
+    /// Number of batches that were skipped.
+    pub skipped_batches: u64,
+    /// Number of steps that the means are over, at most the window of the policy; 0 without a policy.
+    pub steps: u32,
+    /// Mean of the losses.
+    pub mean_loss: f32,
+    /// Mean of the gradient norms before clipping.
+    pub mean_norm: f32,
 }

@@ -40,6 +40,8 @@ pub enum OutcomeReason {
     Superseded,
     /// A loss or a gradient is not finite. A run from the same checkpoint ends the same way.
     NonFiniteLoss,
+    /// A loss or a gradient norm is far above those before it. A run from the same checkpoint ends the same way.
+    LossSpike,
     /// The disk of model_dir, or the quota on it, is full.
     OutOfSpace,
     /// A MemoryX shard was lost, and with it the parameters since the last checkpoint.
@@ -64,6 +66,8 @@ pub enum FailureCause {
     Other,
     /// A sample of the user's data.
     BadData,
+    /// A loss or a gradient norm that is far above those before it.
+    LossSpike,
 }
 
 /// Who or what can fix the cause of a failure.
@@ -118,7 +122,7 @@ const fn row(
 
 impl OutcomeReason {
     /// All reasons.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 11] = [
         Self::Succeeded,
         Self::Interrupted,
         Self::BadParams,
@@ -126,6 +130,7 @@ impl OutcomeReason {
         Self::ModelDirInUse,
         Self::Superseded,
         Self::NonFiniteLoss,
+        Self::LossSpike,
         Self::OutOfSpace,
         Self::ShardLost,
         Self::Failed,
@@ -141,6 +146,7 @@ impl OutcomeReason {
             Self::ModelDirInUse => row("ModelDirInUse", FailureCause::Other, Remedy::Retry, Exit::BadInput, None),
             Self::Superseded => row("Superseded", FailureCause::Other, Remedy::Nothing, Exit::Failed, None),
             Self::NonFiniteLoss => row("NonFiniteLoss", FailureCause::NotFinite, Remedy::User, Exit::Failed, None),
+            Self::LossSpike => row("LossSpike", FailureCause::LossSpike, Remedy::User, Exit::Failed, None),
             Self::OutOfSpace => row("OutOfSpace", FailureCause::NoSpace, Remedy::Administrator, Exit::Failed, None),
             Self::ShardLost => row("ShardLost", FailureCause::ShardLost, Remedy::Retry, Exit::Failed, None),
             Self::Failed => row("Failed", FailureCause::Other, Remedy::Retry, Exit::Failed, None),
@@ -199,13 +205,14 @@ impl<'de> Deserialize<'de> for OutcomeReason {
 mod tests {
     use super::*;
 
-    const CAUSES: [FailureCause; 6] = [
+    const CAUSES: [FailureCause; 7] = [
         FailureCause::BadInput,
         FailureCause::NotFinite,
         FailureCause::ShardLost,
         FailureCause::NoSpace,
         FailureCause::Other,
         FailureCause::BadData,
+        FailureCause::LossSpike,
     ];
 
     #[test]

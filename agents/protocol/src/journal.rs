@@ -126,6 +126,7 @@ mod tests {
             tokens: 8,
             seconds: 0.5,
             rate: 2.0,
+            skipped_batches: 0,
             metrics: [("train/accuracy".to_owned(), 0.5)].into(),
         };
         let state = RunState {

@@ -153,8 +153,8 @@ impl AgentSpans {
                 }
             }
             AgentReport::Prepared { step, .. } => {
-                let task = IterationKind::Train { step: *step };
-                if let Some(step) = open.step.as_mut().filter(|step| step.iteration.task == task) {
+                let is_prepared = |task| matches!(task, IterationKind::Train { step: current, .. } if current == *step);
+                if let Some(step) = open.step.as_mut().filter(|step| is_prepared(step.iteration.task)) {
                     step.begin_phase(StepPhase::AwaitCommit);
                 }
             }
@@ -207,7 +207,7 @@ impl OpenSpans {
             return;
         }
         let (name, step) = match iteration.task {
-            IterationKind::Train { step } => ("train step", step),
+            IterationKind::Train { step, .. } => ("train step", step),
             IterationKind::Eval { step, .. } => ("evaluation batch", step),
         };
         let span = tracing::info_span!(
@@ -281,7 +281,7 @@ mod tests {
     use std::fmt::Debug;
 
     use millrace_engine::message::{ParameterSource, SnapshotRequest};
-    use millrace_engine::types::{CommitRecord, Epoch};
+    use millrace_engine::types::{CommitRecord, Epoch, TrainingHistory};
     use millrace_telemetry::logs::{AgentName, Level, LogFormat, Logger};
     use tracing::field::{Field, Visit};
     use tracing::span::{Attributes, Id};
@@ -331,15 +331,23 @@ mod tests {
     /// Does what a shard does in a short run.
     fn run_shard(spans: &AgentSpans) {
         let snapshot = SnapshotRequest { step: 1, path: String::new() };
-        let record = CommitRecord { step: 1, scale: 1.0, learning_rate: 0.1, loss: 2.0, norm: 3.0, tokens: 4 };
+        let record = CommitRecord {
+            step: 1,
+            scale: 1.0,
+            learning_rate: 0.1,
+            loss: 2.0,
+            norm: 3.0,
+            tokens: 4,
+            history: TrainingHistory::default(),
+        };
         spans.on_command(&AgentCommand::Load(ParameterSource::Initial));
-        spans.on_command(&open(0, IterationKind::Train { step: 1 }));
+        spans.on_command(&open(0, IterationKind::Train { step: 1, batch: 0 }));
         spans.on_report(&AgentReport::Prepared { epoch: Epoch::default(), step: 1, norms: Vec::new() });
         spans.on_command(&AgentCommand::Commit { record });
         spans.on_command(&open(1, IterationKind::Eval { step: 1, batch: 0 }));
         spans.on_command(&AgentCommand::Snapshot(snapshot));
         for step in [FIRST_TRACED_ITERATIONS, TRACED_ITERATION_INTERVAL] {
-            spans.on_command(&open(step, IterationKind::Train { step }));
+            spans.on_command(&open(step, IterationKind::Train { step, batch: step - 1 }));
         }
         spans.end();
     }

@@ -80,7 +80,7 @@ impl IterationSteps {
     pub fn of(&self, number: u64) -> u64 {
         let iteration = self.0.iter().find(|iteration| iteration.number == number);
         iteration.map_or(0, |iteration| match iteration.task {
-            IterationKind::Train { step } | IterationKind::Eval { step, .. } => step,
+            IterationKind::Train { step, .. } | IterationKind::Eval { step, .. } => step,
         })
     }
 }

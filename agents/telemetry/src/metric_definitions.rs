@@ -12,6 +12,7 @@
 //! | `millrace_loss`, `millrace_grad_norm`, `millrace_learning_rate` | gauge | coordinator | of the last committed step |
 //! | `millrace_eval_loss` | gauge | coordinator | of the last evaluation |
 //! | `millrace_samples_total`, `millrace_tokens_total` | counter | coordinator | trained on by this attempt |
+//! | `millrace_skipped_batches_total` | counter | coordinator | batches skipped by this attempt because their loss spiked |
 //! | `millrace_checkpoint_step` | gauge | coordinator | step of the newest complete checkpoint |
 //! | `millrace_loader_workers_replaced_total` | counter | activation server | workers of Python datasets that failed |
 //! | `millrace_dropped_records_total` | counter | coordinator | metrics and journal entries dropped while the disk was full |
@@ -201,6 +202,8 @@ pub struct CoordinatorMetrics {
     pub samples: Counter,
     /// Tokens trained on by this attempt.
     pub tokens: Counter,
+    /// Batches that this attempt skipped because their loss or gradient spiked.
+    pub skipped_batches: Counter,
     /// Step of the newest complete checkpoint; NaN before the first.
     pub checkpoint_step: Gauge,
     /// Number of lines of `metrics.jsonl`, points of curves and journal entries that this attempt dropped while the
@@ -223,6 +226,10 @@ impl CoordinatorMetrics {
             learning_rate: gauge("millrace_learning_rate", "Learning rate of the last committed step."),
             samples: registry.metric("millrace_samples_total", "Samples trained on by this attempt."),
             tokens: registry.metric("millrace_tokens_total", "Tokens trained on by this attempt."),
+            skipped_batches: registry.metric(
+                "millrace_skipped_batches_total",
+                "Batches that this attempt skipped because their loss or gradient spiked.",
+            ),
             checkpoint_step: gauge("millrace_checkpoint_step", "Step of the newest complete checkpoint."),
             dropped_records: registry.metric(
                 "millrace_dropped_records_total",

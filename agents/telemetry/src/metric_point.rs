@@ -22,6 +22,8 @@ pub struct TrainMetrics {
     /// Samples per second as in progress lines: over the last log interval, smoothed. Before the first progress line,
     /// the rate of this step.
     pub rate: f64,
+    /// Number of batches that the run has skipped up to this step.
+    pub skipped_batches: u64,
     /// The metrics of the model's graph, such as `train/accuracy`.
     pub metrics: BTreeMap<String, f32>,
 }
@@ -90,8 +92,14 @@ struct LineFields {
     seconds: f64,
     #[serde(default)]
     rate: f64,
+    #[serde(default, skip_serializing_if = "is_zero")]
+    skipped_batches: u64,
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     metrics: BTreeMap<String, Option<f32>>,
+}
+
+fn is_zero(number: &u64) -> bool {
+    *number == 0
 }
 
 fn null_is_nan<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f32, D::Error> {
@@ -122,6 +130,7 @@ impl From<MetricPoint> for LineFields {
                 tokens: point.tokens,
                 seconds: point.seconds,
                 rate: point.rate,
+                skipped_batches: point.skipped_batches,
                 metrics: written(point.metrics),
             },
             MetricPoint::Eval(point) => Self {
@@ -133,6 +142,7 @@ impl From<MetricPoint> for LineFields {
                 tokens: point.tokens,
                 seconds: point.seconds,
                 rate: point.rate,
+                skipped_batches: 0,
                 metrics: written(point.metrics),
             },
         }
@@ -159,6 +169,7 @@ impl From<LineFields> for MetricPoint {
                 tokens: fields.tokens,
                 seconds: fields.seconds,
                 rate: fields.rate,
+                skipped_batches: fields.skipped_batches,
                 metrics: read_back(fields.metrics),
             })
         }

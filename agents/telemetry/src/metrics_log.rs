@@ -189,6 +189,7 @@ mod tests {
             tokens: 4096,
             seconds: 0.42,
             rate: 1.9,
+            skipped_batches: 0,
             metrics: [].into(),
         })
     }
@@ -233,6 +234,7 @@ mod tests {
                 tokens: 0,
                 seconds: 0.0,
                 rate: 0.0,
+                skipped_batches: 0,
                 metrics: [].into(),
             });
             let MetricPoint::Train(read) = serde_json::from_slice(&to_line(&point).unwrap()).unwrap() else {

@@ -45,3 +45,24 @@ fn replaced_processes_change_no_result() {
     assert_eq!(place.result("m", STEPS), place.result("whole", STEPS));
     assert_eq!(place.evaluations("m"), place.evaluations("whole"));
 }
+
+#[test]
+fn skipped_batches_are_the_same_after_any_failure() {
+    const STEPS: u64 = 200;
+    let place = TestDir::new();
+    let bound =
+        "checkpoint_steps: 50\n    loss_spike_factor: 1.3\n    loss_spike_window: 20\n    loss_spike_action: skip";
+    place.params("params.yaml", &[("eval_frequency: 2", &format!("eval_frequency: 40\n    {bound}"))]);
+    place.succeed(&format!("train -p params.yaml -o whole --num_csx 1 --max_steps {STEPS}"));
+
+    let faults =
+        [("cs2-0", 20), ("memoryx-0", 60), ("coordinator-0", 80)].map(|(agent, step)| (step, agent, Signal::KILL));
+    let ended = run_with_faults(&place, STEPS / 2, &faults);
+    assert_eq!(ended.code(), 0, "{}\n{}", ended.stdout, ended.stderr);
+    assert!(ended.stderr.contains("is executed with the next batch"), "{}", ended.stderr);
+    place.succeed(&format!("train -p params.yaml -o m --num_csx 2 --max_steps {STEPS}"));
+
+    assert_eq!(place.result("m", STEPS), place.result("whole", STEPS));
+    let skipped = |step| place.info(&format!("m/checkpoint_{step}"))["skipped_batches"].as_u64().unwrap();
+    assert!(0 < skipped(STEPS / 2) && skipped(STEPS / 2) < skipped(STEPS), "{} {}", skipped(STEPS / 2), skipped(STEPS));
+}

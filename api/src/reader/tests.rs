@@ -6,7 +6,7 @@ use std::sync::Arc;
 use bytes::BytesMut;
 use futures::TryStreamExt;
 use millrace_checkpoint::{
-    CheckpointMetadata, LockRequest, ModelDirLock, Moments, RangeWriter, Section, Staging, WriterEpoch,
+    CheckpointMetadata, LockRequest, ModelDirLock, Moments, RangeWriter, Section, Staging, StepHistory, WriterEpoch,
 };
 use millrace_emulator::compile::compile_job;
 use millrace_params::{FlagOverrides, MachineDocument, Params};
@@ -77,6 +77,7 @@ fn checkpoint(lock: &Arc<ModelDirLock>) {
         optimizer: "sgd".to_owned(),
         loss: Some(2.5),
         grad_norm: Some(0.5),
+        history: StepHistory::default(),
         notes: Vec::new(),
         job: job.to_json(),
         recovery: false,

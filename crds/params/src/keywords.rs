@@ -4,8 +4,8 @@
 //! choices, and by the JSON schema for editors. Keywords are compared without regard to case.
 
 use crate::job::{
-    AnnealStrategy, CsvRows, Fan, ImageFormat, LineRows, LogLevel, LossScaling, MaskGrowth, Mode, ModelFamily,
-    Nonlinearity, Norm, ScalingDistribution, TfRecordRows, TokenType, TokenizerName,
+    AnnealStrategy, CsvRows, Fan, ImageFormat, LineRows, LogLevel, LossScaling, LossSpikeAction, MaskGrowth, Mode,
+    ModelFamily, Nonlinearity, Norm, ScalingDistribution, TfRecordRows, TokenType, TokenizerName,
 };
 
 /// The keywords of one key.
@@ -454,6 +454,9 @@ pub(crate) static ANNEAL_STRATEGIES: Keywords<AnnealStrategy> =
     Keywords { values: &[("cos", AnnealStrategy::Cosine), ("linear", AnnealStrategy::Linear)], unsupported: &[] };
 
 pub(crate) static MODES: Keywords<Mode> = Keywords { values: Mode::NAMES, unsupported: &[] };
+
+pub(crate) static LOSS_SPIKE_ACTIONS: Keywords<LossSpikeAction> =
+    Keywords { values: &[("stop", LossSpikeAction::Stop), ("skip", LossSpikeAction::Skip)], unsupported: &[] };
 
 pub(crate) static LOG_LEVELS: Keywords<LogLevel> = Keywords {
     values: &[

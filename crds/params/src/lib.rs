@@ -50,11 +50,11 @@ pub use job::{
     AnnealStrategy, CheckpointStates, CsvRows, CycleAmplitude, DEFAULT_TEXT_KEY, DataSource, DecoderOptions,
     DropFraction, EncoderOptions, EncoderTask, Fan, ImageFormat, ImageNetwork, ImageOptions, ImagePart, ImageShape,
     ImageSource, ImageTransform, InitializerSpec, Initializers, InputSpec, JobSpec, LearningRateScale, LineRows,
-    LogLevel, LossScaling, MaskGrowth, MaskUpdate, MaskingSpec, MixturePart, Mode, ModelFamily, ModelSize, ModelSpec,
-    Nonlinearity, Norm, OptimizerGroup, OptimizerSpec, ParallelBlocks, ParameterFilter, Positions, Precision,
-    ResolveOutput, RotaryPositions, RotaryScaling, RunSpec, ScalingDistribution, Schedule, ScheduleSegment,
-    ScheduleSegmentKind, Seq2SeqOptions, Seq2SeqPositions, SinkTokens, SparsitySpec, Split, TensorSettings,
-    TfRecordRows, TokenType, TokenizerName,
+    LogLevel, LossScaling, LossSpikeAction, LossSpikeSpec, MaskGrowth, MaskUpdate, MaskingSpec, MixturePart, Mode,
+    ModelFamily, ModelSize, ModelSpec, Nonlinearity, Norm, OptimizerGroup, OptimizerSpec, ParallelBlocks,
+    ParameterFilter, Positions, Precision, ResolveOutput, RotaryPositions, RotaryScaling, RunSpec, ScalingDistribution,
+    Schedule, ScheduleSegment, ScheduleSegmentKind, Seq2SeqOptions, Seq2SeqPositions, SinkTokens, SparsitySpec, Split,
+    TensorSettings, TfRecordRows, TokenType, TokenizerName,
 };
 pub use name::{BlobDigest, FileName, InvalidName, LabelName, ObjectName};
 pub use optimizers::OptimizerKind;

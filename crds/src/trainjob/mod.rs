@@ -1,11 +1,13 @@
 //! `TrainJob`: a training job, its spec as the user writes it and its status as the operator observes it.
 
+mod failure_policy;
 mod params;
 mod progress;
 mod state;
 mod status;
 mod volumes;
 
+pub use failure_policy::{FailurePolicy, LossSpikeAction, LossSpikePolicy};
 pub use params::StoredParams;
 pub use progress::{
     CheckpointStatus, FailureStatus, JobProgress, LostAgentStatus, QueueReason, QueueStatus, RetryStatus, RoleStatus,
@@ -230,7 +232,7 @@ pub struct TrainJobSpec {
     #[serde(default)]
     pub deadlines: Deadlines,
 
-    /// Limits on restarts after an agent failed.
+    /// What happens after failures of agents, and after spikes of the loss.
     #[serde(default)]
     pub failure_policy: FailurePolicy,
 
@@ -305,20 +307,6 @@ pub struct Deadlines {
     pub active_seconds: Option<u32>,
 }
 
-/// Limits on restarts after an agent failed.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase")]
-pub struct FailurePolicy {
-    /// Maximum number of restarts from the last committed step without progress between them; after that, the job ends
-    /// as RetriesExhausted. An attempt makes progress if it trains for ten minutes and saves a later checkpoint than it
-    /// began from; this resets the count. The first restart is immediate, the second waits 2 s, each further one twice
-    /// as long, up to 5 minutes. Bad input and a loss that is not finite are never retried. A suspension, a change of
-    /// numCsx, a drained node and pods that can't be created or scheduled do not count.
-    #[serde(default = "default_restarts")]
-    #[schemars(range(min = 0, max = 10_000))]
-    pub max_restarts: u32,
-}
-
 const fn default_min_csx() -> u32 {
     1
 }
@@ -339,10 +327,6 @@ const fn default_progress() -> u32 {
     1800
 }
 
-const fn default_restarts() -> u32 {
-    10
-}
-
 impl Default for CheckpointPolicy {
     fn default() -> Self {
         Self { grace_period_seconds: default_grace() }
@@ -352,12 +336,6 @@ impl Default for CheckpointPolicy {
 impl Default for Deadlines {
     fn default() -> Self {
         Self { startup_seconds: default_startup(), progress_seconds: default_progress(), active_seconds: None }
-    }
-}
-
-impl Default for FailurePolicy {
-    fn default() -> Self {
-        Self { max_restarts: default_restarts() }
     }
 }
 

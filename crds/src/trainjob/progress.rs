@@ -22,6 +22,9 @@ pub struct JobProgress {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 32))]
     pub loss: Option<String>,
+    /// Number of batches that were skipped because their loss or gradient spiked.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub skipped_batches: Option<u64>,
     /// Samples per second since the attempt began, as a decimal with two places.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 32))]

@@ -29,6 +29,8 @@ pub enum JobState {
     BadData,
     /// Failed: a loss or a gradient is not finite. Never retried, because the same checkpoint leads to the same bits.
     NonFiniteLoss,
+    /// Failed: a loss or a gradient norm is far above those before it. Never retried.
+    LossSpike,
     /// Failed: a role's pod exceeded its memory limit.
     OutOfMemory,
     /// Failed: one of its deadlines passed.
@@ -39,7 +41,7 @@ pub enum JobState {
 
 impl JobState {
     /// All states.
-    pub const ALL: [Self; 16] = [
+    pub const ALL: [Self; 17] = [
         Self::Queued,
         Self::Starting,
         Self::Training,
@@ -53,6 +55,7 @@ impl JobState {
         Self::BadParams,
         Self::BadData,
         Self::NonFiniteLoss,
+        Self::LossSpike,
         Self::OutOfMemory,
         Self::DeadlineExceeded,
         Self::RetriesExhausted,
@@ -74,6 +77,7 @@ impl JobState {
             Self::BadParams => "BadParams",
             Self::BadData => "BadData",
             Self::NonFiniteLoss => "NonFiniteLoss",
+            Self::LossSpike => "LossSpike",
             Self::OutOfMemory => "OutOfMemory",
             Self::DeadlineExceeded => "DeadlineExceeded",
             Self::RetriesExhausted => "RetriesExhausted",
@@ -103,6 +107,7 @@ impl JobState {
             Self::BadParams
                 | Self::BadData
                 | Self::NonFiniteLoss
+                | Self::LossSpike
                 | Self::OutOfMemory
                 | Self::DeadlineExceeded
                 | Self::RetriesExhausted

@@ -94,6 +94,7 @@ fn new_objects(cases: &mut Vec<Case>) {
     ]);
     new("minimal", None, &|_| ());
     new("min-csx", Some("minCsx must not be greater than numCsx"), &|job| job["spec"]["minCsx"] = json!(1000));
+    new("spikes", None, &|job| job["spec"]["failurePolicy"] = json!({"lossSpike": {"factor": 3, "action": "Skip"}}));
     new("with-volumes", None, &|job| {
         job["spec"]["volumes"] = volumes.clone();
         job["spec"]["mountDirs"] = mounts.clone();
@@ -130,6 +131,9 @@ fn changes(cases: &mut Vec<Case>) {
     change("prioritised", None, &|spec| spec["priorityClassName"] = json!("high"));
     change("extended", None, &|spec| spec["deadlines"] = json!({"activeSeconds": 60}));
     change("forgiven", None, &|spec| spec["failurePolicy"] = json!({"maxRestarts": 99}));
+    change("spike-bounded", Some("lossSpike is immutable"), &|spec| {
+        spec["failurePolicy"] = json!({"lossSpike": {"factor": 3}});
+    });
     change("to-be-deleted", None, &|spec| spec["ttlSecondsAfterFinished"] = json!(0));
     for (name, path, value) in [
         ("other-model", "/params/model/hidden_size", json!(256)),

@@ -56,6 +56,9 @@ fn resolve_with(
         ..FlagOverrides::default()
     };
     let ResolveOutput { job: mut resolved, mut notes, ignored_keys } = with_sample_length(&params, &overrides, graph)?;
+    if let Some(spike) = spec.failure_policy.loss_spike {
+        resolved.run.loss_spike = Some(spike.into());
+    }
     if resolved.run.compile_only || resolved.run.validate_only {
         return Err(InvalidJob::LocalOnly.into());
     }

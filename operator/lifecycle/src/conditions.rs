@@ -131,6 +131,7 @@ const fn idle_reason(state: JobState) -> &'static str {
         | JobState::BadParams
         | JobState::BadData
         | JobState::NonFiniteLoss
+        | JobState::LossSpike
         | JobState::OutOfMemory
         | JobState::DeadlineExceeded
         | JobState::RetriesExhausted => "the job has finished",

@@ -8,7 +8,7 @@ use millrace_emulator::plan::{Encoding, PlanHash};
 use millrace_emulator::tree::Node;
 use millrace_engine::frame::{Frame, FrameKey};
 use millrace_engine::message::{AgentCommand, AgentReport, ParameterSource, ShardState, SnapshotRequest};
-use millrace_engine::types::{CommitRecord, Epoch};
+use millrace_engine::types::{CommitRecord, Epoch, TrainingHistory};
 use millrace_protocol::codec::{LinkContext, encode, pack};
 use millrace_protocol::packet::Packet;
 use millrace_protocol::proto;
@@ -33,7 +33,8 @@ fn main() -> std::io::Result<()> {
     write("frame", "sparse", &sparse)?;
     write("packets", "two", &[&[7][..], &whole(&f32), &whole(&bf16)].concat())?;
     write("packets", "grants", &[&[3][..], &3_u64.to_le_bytes(), &5_u64.to_le_bytes()].concat())?;
-    let record = CommitRecord { step: 3, scale: 1.0, learning_rate: 0.5, loss: 2.0, norm: 1.0, tokens: 32 };
+    let history = TrainingHistory { skipped_batches: 2, steps: 3, mean_loss: 2.5, mean_norm: 1.5 };
+    let record = CommitRecord { step: 3, scale: 1.0, learning_rate: 0.5, loss: 2.0, norm: 1.0, tokens: 32, history };
     let orders = [
         (
             "load",

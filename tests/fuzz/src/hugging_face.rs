@@ -5,7 +5,7 @@ use std::fs;
 use std::sync::Arc;
 
 use millrace_checkpoint::{
-    Checkpoint, CheckpointMetadata, LockRequest, ModelDirLock, export_weights, hf, import_weights,
+    Checkpoint, CheckpointMetadata, LockRequest, ModelDirLock, StepHistory, export_weights, hf, import_weights,
 };
 use millrace_emulator::compile::{BatchSpec, CompileRequest, compile};
 use millrace_emulator::families;
@@ -116,6 +116,7 @@ fn metadata(plan: &StreamPlan) -> CheckpointMetadata {
         optimizer: String::new(),
         loss: None,
         grad_norm: None,
+        history: StepHistory::default(),
         notes: Vec::new(),
         job: String::new(),
         recovery: false,

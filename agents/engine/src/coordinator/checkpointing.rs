@@ -9,13 +9,14 @@ use std::collections::BTreeSet;
 use std::fmt;
 
 use crate::message::{AgentCommand, ChunkDigests, FailureCause, SnapshotRequest};
-use crate::types::{AgentId, CommitRecord, Epoch};
+use crate::types::{AgentId, CommitRecord, Epoch, TrainingHistory};
 
 use super::{Coordinator, CoordinatorCommand, NextAction, Phase, RunOutcome};
 
 pub(super) struct CheckpointInProgress {
     step: u64,
     record: Option<CommitRecord>,
+    history: TrainingHistory,
     epoch: Epoch,
     digests: Vec<Option<ChunkDigests>>,
     /// The request to the shards, once the directory exists.
@@ -63,6 +64,7 @@ impl Coordinator {
         self.checkpoint = Some(CheckpointInProgress {
             step: self.step,
             record: self.record.filter(|record| record.step == self.step),
+            history: self.history(),
             epoch: self.epoch,
             digests: vec![None; self.plan.chunks.len()],
             snapshot: None,
@@ -131,11 +133,11 @@ impl Coordinator {
         let Some(checkpoint) = self.checkpoint.as_mut().filter(|checkpoint| checkpoint.waiting.is_empty()) else {
             return;
         };
-        let (step, record, epoch) = (checkpoint.step, checkpoint.record, checkpoint.epoch);
+        let CheckpointInProgress { step, record, history, epoch, .. } = *checkpoint;
         if let Some(WriteFailure { agent, reason, cause }) = checkpoint.failed.take() {
             self.abandon_checkpoint(step, reason, Some(agent), cause, out);
         } else if let Some(digests) = checkpoint.digests.iter().cloned().collect() {
-            out.push(CoordinatorCommand::PublishCheckpoint { step, digests, record, epoch });
+            out.push(CoordinatorCommand::PublishCheckpoint { step, digests, record, history, epoch });
         } else {
             let reason =
                 format!("the checkpoint of step {step} lacks chunks, although every shard has written its part");
@@ -190,8 +192,10 @@ impl Coordinator {
     }
 
     pub(super) fn on_published(&mut self, step: u64, path: String) {
-        self.checkpoint.take_if(|checkpoint| checkpoint.step == step);
-        self.set_restore_point(step, path);
+        let published = self.checkpoint.take_if(|checkpoint| checkpoint.step == step);
+        if let Some(CheckpointInProgress { history, .. }) = published {
+            self.set_restore_point(step, path, history);
+        }
     }
 
     /// Returns whether the driver is creating or publishing the directory of a checkpoint.

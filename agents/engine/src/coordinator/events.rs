@@ -8,7 +8,9 @@ use millrace_emulator::placement::Placement;
 use crate::message::{
     AgentCommand, AgentReport, ChunkDigests, FailureCause, ParameterSource, ShardState, SnapshotRequest,
 };
-use crate::types::{AgentId, CommitRecord, Epoch, OtherLosses};
+use crate::types::{AgentId, CommitRecord, Epoch, OtherLosses, TrainingHistory};
+
+use super::SkippedBatch;
 
 /// The number of agents that a job requires.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -151,6 +153,8 @@ pub enum CoordinatorCommand {
         digests: Vec<ChunkDigests>,
         /// The commit of its step, if any.
         record: Option<CommitRecord>,
+        /// The steps up to this one.
+        history: TrainingHistory,
         /// Epoch of its writers.
         epoch: Epoch,
     },
@@ -208,6 +212,8 @@ pub enum CoordinatorCommand {
         /// Sums of the metrics of the model's graph; empty for a step of a previous coordinator.
         metrics: Vec<f64>,
     },
+    /// Report that a batch was skipped. Repeated if the run continues from a commit before it.
+    ReportSkip(SkippedBatch),
     /// The run continues with this source, which is evaluated next.
     EvaluateNext(ParameterSource),
     /// An evaluation begins, or begins again after a change of membership.

@@ -7,6 +7,7 @@ use crate::types::{AgentId, CommitRecord, Iteration, IterationKind, LeafResult, 
 
 use super::membership::is_placed;
 use super::run_policy::{LeafTable, LossScaling, NextAction, StepProgress, gradient_scale};
+use super::spikes::Spike;
 use super::{Coordinator, CoordinatorCommand, Evaluation, Phase, RunOutcome};
 
 #[derive(Debug)]
@@ -71,7 +72,9 @@ impl Coordinator {
                 return true;
             }
             NextAction::Checkpoint => self.begin_checkpoint(out),
-            NextAction::Train => self.open_iteration(IterationKind::Train { step: self.step + 1 }, out),
+            NextAction::Train => {
+                self.open_iteration(IterationKind::Train { step: self.step + 1, batch: self.next_batch() }, out);
+            }
             NextAction::End => match self.remaining_sources.pop_front() {
                 Some(source) => self.switch_source(source, out),
                 None => self.finish(RunOutcome::Complete, out),
@@ -107,25 +110,28 @@ impl Coordinator {
         };
         results.into_iter().for_each(|result| current.leaves.insert(result));
         let Some(total) = current.leaves.sum() else { return };
+        let task = current.iteration.task;
         if !total.loss.is_finite() {
-            self.fail_non_finite(total, out);
+            self.on_non_finite_loss(&total, task, out);
             return;
         }
-        match current.iteration.task {
+        match task {
             IterationKind::Train { .. } => self.try_commit(out),
             IterationKind::Eval { .. } => self.eval_batch(total, out),
         }
     }
 
-    fn fail_non_finite(&mut self, total: LeafResult, out: &mut Vec<CoordinatorCommand>) {
+    fn on_non_finite_loss(&mut self, total: &LeafResult, task: IterationKind, out: &mut Vec<CoordinatorCommand>) {
         let layer = total.bad_layer.and_then(|layer| self.plan.graph.layers.get(layer as usize));
         let layer = layer.map_or("the loss", |layer| layer.name.as_str());
-        let reason = format!(
-            "the loss of step {} is not finite; layer {layer} was the first with a non-finite output. Older checkpoints \
-             are kept: resume from one with a lower learning rate, or with max_gradient_norm",
-            self.step + 1
-        );
-        self.end(RunOutcome::Failed { reason, agent: None, cause: FailureCause::NotFinite }, out);
+        let (of_step, cause) = (self.step + 1, FailureCause::NotFinite);
+        let reason =
+            format!("the loss of step {of_step} is not finite; layer {layer} was the first with a non-finite output");
+        match task {
+            IterationKind::Train { .. } => self.on_spike(Spike { reason, cause }, out),
+            // The weights are the cause, whatever the batch.
+            IterationKind::Eval { .. } => self.end_at_spike(Spike { reason, cause }, out),
+        }
     }
 
     fn eval_batch(&mut self, total: LeafResult, out: &mut Vec<CoordinatorCommand>) {
@@ -151,7 +157,7 @@ impl Coordinator {
         out: &mut Vec<CoordinatorCommand>,
     ) {
         let Some(current) = &mut self.current else { return };
-        if current.iteration.task != (IterationKind::Train { step }) {
+        if !matches!(current.iteration.task, IterationKind::Train { step: current, .. } if current == step) {
             return;
         }
         for &(chunk, norm) in norms {
@@ -167,7 +173,7 @@ impl Coordinator {
     /// each shard receives the commit first.
     fn try_commit(&mut self, out: &mut Vec<CoordinatorCommand>) {
         let Some(current) = &self.current else { return };
-        let (Some(total), IterationKind::Train { step }) = (current.leaves.sum(), current.iteration.task) else {
+        let (Some(total), IterationKind::Train { step, .. }) = (current.leaves.sum(), current.iteration.task) else {
             return;
         };
         if !self.shards().all(|shard| current.prepared.contains(&shard)) {
@@ -176,24 +182,26 @@ impl Coordinator {
         let norms: Option<Vec<f64>> = current.norms.iter().copied().collect();
         let Some(norms) = norms else { return };
         let factor = self.policy.scaling.factor(total.tokens);
-        let bad = norms.iter().position(|norm| !norm.is_finite());
+        if let Some(chunk) = norms.iter().position(|norm| !norm.is_finite()) {
+            let reason = format!("the gradient of step {step} is not finite in {}", self.group_name(chunk));
+            self.on_spike(Spike { reason, cause: FailureCause::NotFinite }, out);
+            return;
+        }
+        let largest = (0..norms.len()).max_by(|&a, &b| norms[a].total_cmp(&norms[b])).unwrap_or(0);
         let (scale, norm) = gradient_scale(norms, factor, self.policy.clip);
-        if let Some(chunk) = bad {
-            let group = &self.plan.groups[self.plan.chunks[chunk].group].name;
-            let reason = format!(
-                "the gradient of step {step} is not finite in {group}. Older checkpoints are kept: resume from one with a \
-                 lower learning rate, or with max_gradient_norm"
-            );
-            self.end(RunOutcome::Failed { reason, agent: None, cause: FailureCause::NotFinite }, out);
+        let (loss, norm) = ((total.loss * factor) as f32, norm as f32);
+        if let Some(spike) = self.find_jump(loss, norm, largest) {
+            self.on_spike(spike, out);
             return;
         }
         let record = CommitRecord {
             step,
             scale: scale as f32,
             learning_rate: (self.policy.learning_rate)(step - 1) as f32,
-            loss: (total.loss * factor) as f32,
-            norm: norm as f32,
+            loss,
+            norm,
             tokens: total.tokens,
+            history: self.history_after(loss, norm),
         };
         self.current = None;
         self.failures.clear();
@@ -207,6 +215,7 @@ impl Coordinator {
         out.extend(here.map(|shard| CoordinatorCommand::Send(shard, AgentCommand::Commit { record })));
         self.step = record.step;
         self.record = Some(record);
+        self.skips_of_step = 0;
         self.done = StepProgress { evaluated: self.is_evaluated(record.step), saved: false };
         self.pending_commit = Some(PendingCommit { record, metrics, waiting: self.shards().collect() });
     }

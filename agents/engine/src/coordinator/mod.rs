@@ -16,6 +16,7 @@
 //!   the shards.
 //! * If a shard rejoins without its parameters, all shards load the newest checkpoint, and the steps since are executed
 //!   again: with the same bits, so what was reported of them is not reported again.
+//! * A step whose loss spikes is executed again with the next batch, if the policy says so.
 
 mod checkpointing;
 mod events;
@@ -24,6 +25,7 @@ mod link_failures;
 mod membership;
 mod restore;
 mod run_policy;
+mod spikes;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
@@ -33,7 +35,7 @@ use millrace_emulator::placement::Placement;
 use millrace_emulator::plan::StreamPlan;
 
 use crate::message::{AgentCommand, AgentReport, FailureCause, ParameterSource, ShardState};
-use crate::types::{AgentId, CommitRecord, Epoch, Role};
+use crate::types::{AgentId, CommitRecord, Epoch, Role, TrainingHistory};
 
 pub use events::{CoordinatorCommand, CoordinatorEvent, Evaluation, RequiredAgents, RunOutcome};
 pub use link_failures::{INITIAL_LINK_BACKOFF, MAX_LINK_BACKOFF, MAX_LINK_FAILURES};
@@ -41,6 +43,7 @@ pub use run_policy::{
     EvalPolicy, LeafTable, LearningRateFn, LossScaling, NextAction, ResumeState, RunPolicy, StepProgress,
     gradient_scale,
 };
+pub use spikes::{MAX_CONSECUTIVE_SKIPS, SkippedBatch, SpikePolicy};
 
 use checkpointing::CheckpointInProgress;
 use iterations::{CurrentIteration, EvaluationInProgress, PendingCommit};
@@ -73,6 +76,8 @@ pub struct Coordinator {
     policy: RunPolicy,
     required: RequiredAgents,
     source: ParameterSource,
+    /// The steps up to `source`.
+    source_history: TrainingHistory,
     /// What all shards load after one of them has lost its parameters.
     restore_point: RestorePoint,
     /// Sources to evaluate after `source`, in order.
@@ -92,6 +97,8 @@ pub struct Coordinator {
     evaluated_step: Option<u64>,
     /// Commit record of the newest committed step that is known.
     record: Option<CommitRecord>,
+    /// Number of batches skipped since that commit.
+    skips_of_step: u64,
     /// What has been done at `step`.
     done: StepProgress,
     resume_state: ResumeState,
@@ -128,8 +135,9 @@ impl Coordinator {
             step: source.step(),
             reported_step: source.step(),
             evaluated_step: done.evaluated.then_some(source.step()),
-            restore_point: RestorePoint { source: source.clone(), is_saved: done.saved },
+            restore_point: RestorePoint { source: source.clone(), is_saved: done.saved, history: resume_state.history },
             source,
+            source_history: resume_state.history,
             remaining_sources: VecDeque::new(),
             epoch: Epoch { attempt, number: 0 },
             phase: Phase::Gathering,
@@ -138,6 +146,7 @@ impl Coordinator {
             late_joiners: false,
             failures: LinkFailures::default(),
             record: None,
+            skips_of_step: 0,
             done,
             resume_state,
             next_iteration: 0,

@@ -11,7 +11,7 @@
 //! * A checkpoint that all shards have written is published first. One that still needs the lost shard is abandoned.
 
 use crate::message::{ParameterSource, ShardState};
-use crate::types::AgentId;
+use crate::types::{AgentId, TrainingHistory};
 
 use super::{Coordinator, CoordinatorCommand, StepProgress};
 
@@ -21,13 +21,14 @@ pub(super) struct RestorePoint {
     pub(super) source: ParameterSource,
     /// Whether it is a checkpoint of this run, so that none has to be written at its step.
     pub(super) is_saved: bool,
+    pub(super) history: TrainingHistory,
 }
 
 impl Coordinator {
     /// Sets the point to restore from, after the checkpoint of `step` was published in `path`.
-    pub(super) fn set_restore_point(&mut self, step: u64, path: String) {
+    pub(super) fn set_restore_point(&mut self, step: u64, path: String, history: TrainingHistory) {
         let source = ParameterSource::Checkpoint { path, optimizer: true, step };
-        self.restore_point = RestorePoint { source, is_saved: true };
+        self.restore_point = RestorePoint { source, is_saved: true, history };
     }
 
     /// Returns whether the evaluation after `step` was reported: at the latest before the next step.
@@ -48,11 +49,11 @@ impl Coordinator {
         }
         // A shard may still record a commit that it has not acknowledged.
         let is_settled = self.pending_commit.is_none();
-        let RestorePoint { source, is_saved } = self.restore_point.clone();
+        let RestorePoint { source, is_saved, history } = self.restore_point.clone();
         let (from, to) = (source.step(), self.step);
         out.push(CoordinatorCommand::ReportRestore { shard: lost, from, to });
         (self.checkpoint, self.failed_save, self.pending_commit, self.record) = (None, None, None, None);
-        (self.source, self.step) = (source, from);
+        (self.source, self.source_history, self.step, self.skips_of_step) = (source, history, from, 0);
         self.done = StepProgress { evaluated: self.is_evaluated(from), saved: is_saved };
         let is_there = |state: &ShardState| is_settled && state.loaded && state.committed == from;
         let others = states.iter().filter(|(_, state)| !is_there(state)).map(|&(shard, _)| shard);

@@ -4,7 +4,9 @@
 use std::fmt;
 use std::sync::Arc;
 
-use crate::types::{LeafResult, OtherLosses, add_metrics};
+use crate::types::{LeafResult, OtherLosses, TrainingHistory, add_metrics};
+
+use super::spikes::SpikePolicy;
 
 /// How the summed loss is scaled to the loss that is minimized and reported.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -61,6 +63,8 @@ pub struct RunPolicy {
     pub scaling: LossScaling,
     /// Bound on the global norm of the gradient, if any.
     pub clip: Option<f64>,
+    /// What counts as a jump of the loss; `None` for no bound, and no batch is skipped then.
+    pub spikes: Option<SpikePolicy>,
     /// Learning rate by number of updates made so far.
     pub learning_rate: LearningRateFn,
 }
@@ -97,12 +101,14 @@ pub struct StepProgress {
 }
 
 /// State of a run before it continues.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct ResumeState {
     /// Updates made.
     pub step: u64,
     /// Actions done at that step.
     pub done: StepProgress,
+    /// The steps up to the source of the parameters.
+    pub history: TrainingHistory,
 }
 
 impl ResumeState {
@@ -195,6 +201,7 @@ mod tests {
             initial_checkpoint: true,
             scaling: LossScaling::Tokens,
             clip: None,
+            spikes: None,
             learning_rate: Arc::new(|_| 0.0),
         };
         let (mut step, mut done, mut seen) = (0, StepProgress::default(), String::new());

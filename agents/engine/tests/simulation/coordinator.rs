@@ -3,7 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use millrace_emulator::plan::ChunkId;
-use millrace_engine::coordinator::{Coordinator, CoordinatorCommand, CoordinatorEvent, Evaluation, RunOutcome};
+use millrace_engine::coordinator::{
+    Coordinator, CoordinatorCommand, CoordinatorEvent, Evaluation, RunOutcome, SkippedBatch,
+};
 use millrace_engine::message::{AgentReport, ChunkDigests, FailureCause, SnapshotRequest};
 use millrace_engine::types::{AgentId, CommitRecord, Epoch};
 
@@ -155,7 +157,10 @@ impl SimulatedCoordinator {
                     }
                 }
                 CoordinatorCommand::StageCheckpoint { step } => self.background_tasks.push(BackgroundTask::Stage(step)),
-                CoordinatorCommand::PublishCheckpoint { step, digests, record, .. } => {
+                CoordinatorCommand::PublishCheckpoint { step, digests, record, history: recorded, .. } => {
+                    if recorded != job.reference.history(step) {
+                        return Err(format!("the checkpoint of step {step} records {recorded:?}"));
+                    }
                     self.background_tasks.push(BackgroundTask::Publish { step, digests, record });
                 }
                 CoordinatorCommand::ReportSaveFailure { step, .. } => {
@@ -189,6 +194,14 @@ impl SimulatedCoordinator {
                     if network.has(PlantedBug::RepeatedStep) {
                         self.step(record, job, history)?;
                     }
+                }
+                CoordinatorCommand::ReportSkip(SkippedBatch { step, batch, skipped_batches, .. }) => {
+                    let (before, after) = (job.reference.history(step - 1), job.reference.history(step));
+                    let is_expected = (before.skipped_batches + 1..=after.skipped_batches).contains(&skipped_batches);
+                    if !is_expected || batch != step + skipped_batches - 2 {
+                        return Err(format!("step {step} skips batch {batch}, the {skipped_batches}th"));
+                    }
+                    history.coverage.skipped_batches += 1;
                 }
                 CoordinatorCommand::ReportEvalBatch(sums) => {
                     if sums.batches == 0 || sums.step != self.evaluates(job) {

@@ -22,7 +22,7 @@ fn rejects_payloads_of_the_wrong_size() {
     let members = PlacementMembers { systems, shards: 1, swarmx, fan_out: 2, activation_servers };
     let placement = Arc::new(Placement::new(&plan, &members).unwrap());
     let (epoch, node) = (Epoch { attempt: 1, number: 1 }, placement.tree.root());
-    let iteration = Iteration { number: 0, task: IterationKind::Train { step: 1 } };
+    let iteration = Iteration { number: 0, task: IterationKind::Train { step: 1, batch: 0 } };
     let key = |chunk| FrameKey { epoch, iteration: 0, round: 0, slot: 0, chunk, node };
 
     let chunk = plan.up[0].chunk;

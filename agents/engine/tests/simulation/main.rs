@@ -98,7 +98,7 @@ fn runs_match_the_reference_bit_for_bit() {
     println!("{epochs} epochs, {restarts} coordinators replaced, {coverage:?}");
     if seeds().len() > 1 {
         let Coverage { committed_in_snapshots, copied_for_snapshots, waited_for_copies, .. } = coverage;
-        let failures = [coverage.failed_writes, coverage.restored_steps];
+        let failures = [coverage.failed_writes, coverage.restored_steps, coverage.skipped_batches];
         let all = [committed_in_snapshots, copied_for_snapshots, waited_for_copies].into_iter().chain(failures);
         assert!(all.clone().all(|times| times >= 10), "the seeds no longer cover the store: {coverage:?}");
     }
@@ -178,7 +178,7 @@ fn rejoining_shard_receives_missed_commands() {
 
 #[test]
 fn lost_shard_is_restored_in_any_phase() {
-    let job = SimulatedJob::small();
+    let jobs = [SimulatedJob::small(), SimulatedJob::skipping()];
     let commits = (1..=4).flat_map(|step| (1..=2).map(move |shards| FaultTrigger::Recorded(step, shards)));
     let frames = (1..=4).flat_map(|step| [1, 5].map(|frames| FaultTrigger::Gathered(step, frames)));
     let mut coverage = Coverage::default();
@@ -190,9 +190,11 @@ fn lost_shard_is_restored_in_any_phase() {
                 // A slow shard has not recorded a commit when the other one is back.
                 let laggard = (seed % 2 == 1).then_some(SlowComponent::Agent(Role::MemoryX));
                 let life = SimulatedAttempt { laggard, ..SimulatedAttempt::small(2, 1, 2, &crashes) };
-                let history = simulate(seed, &job, Random::new(seed), |_| life.clone());
-                assert_eq!(history.stops, 0, "the attempt ended");
-                coverage += history.coverage;
+                for job in &jobs {
+                    let history = simulate(seed, job, Random::new(seed), |_| life.clone());
+                    assert_eq!(history.stops, 0, "the attempt ended");
+                    coverage += history.coverage;
+                }
             }
         }
     }

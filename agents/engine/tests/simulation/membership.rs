@@ -94,7 +94,7 @@ impl CoordinatorFixture {
 
     /// Completes the most recently opened iteration up to its commit; later commands are in `out`.
     fn finish(&mut self, iteration: Iteration) {
-        let (epoch, Work::Train { step }) = (self.machine.epoch(), iteration.task) else { panic!("{iteration:?}") };
+        let (epoch, Work::Train { step, .. }) = (self.machine.epoch(), iteration.task) else { panic!("{iteration:?}") };
         let other = OtherLosses::default();
         let metrics = Vec::new;
         let result =

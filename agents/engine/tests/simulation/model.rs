@@ -125,7 +125,7 @@ pub fn initial(plan: &StreamPlan, chunk: ChunkId) -> Vec<f32> {
 /// Returns one value for the samples of each leaf of a task.
 pub fn samples(plan: &StreamPlan, task: IterationKind, leaves: Range<u32>) -> Vec<u64> {
     let first = match task {
-        IterationKind::Train { step } => (step - 1) * u64::from(plan.leaves.count),
+        IterationKind::Train { batch, .. } => batch * u64::from(plan.leaves.count),
         IterationKind::Eval { batch, .. } => (1 << 40) + batch * u64::from(plan.eval_leaves.count),
     };
     leaves.map(|leaf| first + u64::from(leaf)).collect()

@@ -98,6 +98,8 @@ pub struct Coverage {
     pub failed_writes: usize,
     /// Steps executed again after a shard had lost its parameters.
     pub restored_steps: usize,
+    /// Batches that were skipped because of their loss.
+    pub skipped_batches: usize,
 }
 
 impl std::ops::AddAssign for Coverage {
@@ -107,6 +109,7 @@ impl std::ops::AddAssign for Coverage {
         self.waited_for_copies += more.waited_for_copies;
         self.failed_writes += more.failed_writes;
         self.restored_steps += more.restored_steps;
+        self.skipped_batches += more.skipped_batches;
     }
 }
 

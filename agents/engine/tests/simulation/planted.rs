@@ -21,10 +21,12 @@ pub enum PlantedBug {
     IgnoredCredit,
     /// The coordinator reports a step again: nothing is reported twice.
     RepeatedStep,
+    /// A system reads a batch that was skipped: a skipped batch is used by no step, after any failure.
+    UsedSkippedBatch,
 }
 
 impl PlantedBug {
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 10] = [
         Self::DoubledGradient,
         Self::RoundedSum,
         Self::SkippedCommit,
@@ -34,5 +36,6 @@ impl PlantedBug {
         Self::IgnoredLoad,
         Self::IgnoredCredit,
         Self::RepeatedStep,
+        Self::UsedSkippedBatch,
     ];
 }

@@ -2,8 +2,8 @@
 //! bit.
 
 use millrace_emulator::plan::StreamPlan;
-use millrace_engine::coordinator::{Evaluation, LossScaling, RunPolicy, gradient_scale};
-use millrace_engine::types::{CommitRecord, IterationKind, LeafResult, OtherLosses, add_metrics};
+use millrace_engine::coordinator::{Evaluation, LossScaling, MAX_CONSECUTIVE_SKIPS, RunPolicy, gradient_scale};
+use millrace_engine::types::{CommitRecord, IterationKind, LeafResult, OtherLosses, TrainingHistory, add_metrics};
 
 use crate::model::{Leaf, Parameters, layer_chunks, samples, squared_norm, sum};
 
@@ -18,16 +18,23 @@ pub struct Reference {
 }
 
 impl Reference {
-    pub fn new(plan: &StreamPlan, policy: &RunPolicy) -> Self {
+    /// Returns the history after `step` updates.
+    pub fn history(&self, step: u64) -> TrainingHistory {
+        let commit = (step as usize).checked_sub(1).map(|at| &self.commits[at]);
+        commit.map_or_else(TrainingHistory::default, |commit| commit.history)
+    }
+
+    /// Returns `None` if too many batches in a row spike.
+    pub fn new(plan: &StreamPlan, policy: &RunPolicy) -> Option<Self> {
         let first = (0..plan.chunks.len()).map(|chunk| Parameters::initial(plan, chunk)).collect();
         let mut reference = Self { states: vec![first], commits: Vec::new(), evaluations: Vec::new() };
         for step in 0..=policy.max_steps {
             reference.evaluations.push(reference.evaluate(plan, policy, step));
             if step < policy.max_steps {
-                reference.train(plan, policy, step + 1);
+                reference.train(plan, policy, step + 1)?;
             }
         }
-        reference
+        Some(reference)
     }
 
     fn weights(&self, plan: &StreamPlan, step: u64, layer: usize) -> Vec<Vec<f32>> {
@@ -46,8 +53,35 @@ impl Reference {
         (leaves, results)
     }
 
-    fn train(&mut self, plan: &StreamPlan, policy: &RunPolicy, step: u64) {
-        let (mut leaves, results) = self.forward(plan, IterationKind::Train { step }, plan.leaves.count);
+    /// Makes the update `step` with the first batch that does not spike.
+    fn train(&mut self, plan: &StreamPlan, policy: &RunPolicy, step: u64) -> Option<()> {
+        let before = self.history(step - 1);
+        for skips in 0..=MAX_CONSECUTIVE_SKIPS {
+            let skipped_batches = before.skipped_batches + skips;
+            let task = IterationKind::Train { step, batch: step - 1 + skipped_batches };
+            let history = TrainingHistory { skipped_batches, ..before };
+            let (commit, gradients) = self.try_step(plan, policy, task, history);
+            if !spikes(policy, &before, &commit) {
+                let mut state = self.states[step as usize - 1].clone();
+                state.iter_mut().zip(&gradients).for_each(|(chunk, gradient)| chunk.update(gradient, &commit));
+                self.states.push(state);
+                self.commits.push(commit);
+                return Some(());
+            }
+        }
+        None
+    }
+
+    /// Returns the commit of a step and the gradients of all chunks.
+    fn try_step(
+        &self,
+        plan: &StreamPlan,
+        policy: &RunPolicy,
+        task: IterationKind,
+        history: TrainingHistory,
+    ) -> (CommitRecord, Vec<Vec<f32>>) {
+        let step = task.required_step() + 1;
+        let (mut leaves, results) = self.forward(plan, task, plan.leaves.count);
         let mut gradients: Vec<Option<Vec<f32>>> = vec![None; plan.chunks.len()];
         for layer in (0..plan.layers.len()).rev() {
             let mut weights = self.weights(plan, step - 1, layer);
@@ -68,11 +102,8 @@ impl Reference {
             }
         }
         let gradients: Vec<Vec<f32>> = gradients.into_iter().map(Option::unwrap_or_default).collect();
-        let commit = decide(policy, step, &results, &gradients);
-        let mut state = self.states[step as usize - 1].clone();
-        state.iter_mut().zip(&gradients).for_each(|(chunk, gradient)| chunk.update(gradient, &commit));
-        self.states.push(state);
-        self.commits.push(commit);
+        let commit = decide(policy, step, &results, &gradients, history);
+        (commit, gradients)
     }
 
     fn evaluate(&self, plan: &StreamPlan, policy: &RunPolicy, step: u64) -> Evaluation {
@@ -98,18 +129,33 @@ impl Reference {
     }
 }
 
-fn decide(policy: &RunPolicy, step: u64, results: &[LeafResult], gradients: &[Vec<f32>]) -> CommitRecord {
+/// Returns whether loss or norm are above the mean of the steps before.
+fn spikes(policy: &RunPolicy, before: &TrainingHistory, commit: &CommitRecord) -> bool {
+    let Some(spikes) = policy.spikes else { return false };
+    let jumps = |value: f32, mean: f32| mean > 0.0 && f64::from(value) > spikes.factor.unwrap() * f64::from(mean);
+    before.steps >= spikes.window && (jumps(commit.loss, before.mean_loss) || jumps(commit.norm, before.mean_norm))
+}
+
+fn decide(
+    policy: &RunPolicy,
+    step: u64,
+    results: &[LeafResult],
+    gradients: &[Vec<f32>],
+    history: TrainingHistory,
+) -> CommitRecord {
     let tokens = results.iter().map(|result| result.tokens).sum();
     let factor = policy.scaling.factor(tokens);
     let norms = gradients.iter().map(|gradient| squared_norm(gradient));
     let (scale, norm) = gradient_scale(norms, factor, policy.clip);
     let loss: f64 = results.iter().map(|result| result.loss).sum();
+    let (loss, norm) = ((loss * factor) as f32, norm as f32);
     CommitRecord {
         step,
         scale: scale as f32,
         learning_rate: (policy.learning_rate)(step - 1) as f32,
-        loss: (loss * factor) as f32,
-        norm: norm as f32,
+        loss,
+        norm,
         tokens,
+        history: policy.spikes.map_or(history, |spikes| history.after_step(spikes.window, loss, norm)),
     }
 }

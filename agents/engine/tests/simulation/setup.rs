@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use millrace_emulator::plan::StreamPlan;
-use millrace_engine::coordinator::{EvalPolicy, LossScaling, RequiredAgents, RunPolicy};
+use millrace_engine::coordinator::{EvalPolicy, LossScaling, RequiredAgents, RunPolicy, SpikePolicy};
 use millrace_engine::types::Role;
 
 use crate::model;
@@ -97,6 +97,11 @@ impl SimulatedJob {
                 LossScaling::BatchSize { weight: 0.25, batch: plan.leaves.batch() }
             },
             clip: random.chance(70).then_some(0.05),
+            spikes: random.chance(40).then(|| SpikePolicy {
+                factor: Some(1.0),
+                window: random.within(1, 2) as u32,
+                skip: true,
+            }),
             learning_rate: Arc::new(|step| 0.1 / (1.0 + step as f64)),
         };
         let mut evaluates = Vec::new();
@@ -109,8 +114,12 @@ impl SimulatedJob {
         Self { evaluates, ..Self::of(plan, policy) }
     }
 
+    /// Without a policy for spikes if it would end the run.
     fn of(plan: Arc<StreamPlan>, policy: RunPolicy) -> Self {
-        Self { reference: Reference::new(&plan, &policy), plan, policy, evaluates: Vec::new(), planted: None }
+        match Reference::new(&plan, &policy) {
+            Some(reference) => Self { reference, plan, policy, evaluates: Vec::new(), planted: None },
+            None => Self::of(plan, RunPolicy { spikes: None, ..policy }),
+        }
     }
 
     /// The model of the small task, with every step evaluated and no training.
@@ -123,7 +132,6 @@ impl SimulatedJob {
 
     /// Four steps over five leaves in several rounds, some without leaves for a system, with evaluation and
     /// checkpoints.
-    /// checkpoints between.
     pub fn small() -> Self {
         let mut plan = model::plan(&mut Random::new(3));
         (plan.leaves.count, plan.leaves_per_round) = (5, 1);
@@ -135,9 +143,22 @@ impl SimulatedJob {
             initial_checkpoint: false,
             scaling: LossScaling::Tokens,
             clip: Some(0.05),
+            spikes: None,
             learning_rate: Arc::new(|step| 0.1 / (1.0 + step as f64)),
         };
         Self::of(Arc::new(plan), policy)
+    }
+
+    /// The steps of the small task over two leaves, with batches that are skipped before and after its first
+    /// checkpoint.
+    pub fn skipping() -> Self {
+        let mut plan = model::plan(&mut Random::new(2));
+        (plan.leaves.count, plan.leaves_per_round) = (2, 1);
+        let spikes = Some(SpikePolicy { factor: Some(1.3), window: 1, skip: true });
+        let job = Self::of(Arc::new(plan), RunPolicy { spikes, ..Self::small().policy });
+        let skipped = |step| job.reference.history(step).skipped_batches;
+        assert!(0 < skipped(2) && skipped(2) < skipped(4), "skipped: {} and {}", skipped(2), skipped(4));
+        job
     }
 }
 

@@ -10,7 +10,7 @@ use millrace_engine::frame::Frame;
 use millrace_engine::message::AgentReport;
 use millrace_engine::payload::Payload;
 use millrace_engine::system::{System, SystemAction};
-use millrace_engine::types::{AgentId, Iteration, LeafResult, Role};
+use millrace_engine::types::{AgentId, Iteration, IterationKind, LeafResult, Role};
 
 use crate::agent::{AgentContext, JobParameters};
 use crate::model::{Leaf, decode, layer_chunks, sum};
@@ -136,7 +136,13 @@ impl Run {
                 self.wafer.clear();
                 self.gradients.clear();
                 self.asked = Some(leaves.clone());
-                context.send(self.samples_from, Packet::Ask(iteration.task, leaves));
+                let mut task = iteration.task;
+                if let IterationKind::Train { step, batch } = &mut task
+                    && context.network.has(PlantedBug::UsedSkippedBatch)
+                {
+                    *batch = *step - 1;
+                }
+                context.send(self.samples_from, Packet::Ask(task, leaves));
             }
             SystemAction::Load { at, weights, grant } => {
                 if self.wafer.insert(at.chunk, decode(&weights)).is_some() {

@@ -3,9 +3,11 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use millrace_checkpoint::{Checkpoint, CheckpointMetadata, Digest, ModelDirLock, Moments, Staging, WriterEpoch};
+use millrace_checkpoint::{
+    Checkpoint, CheckpointMetadata, Digest, ModelDirLock, Moments, Staging, StepHistory, WriterEpoch,
+};
 use millrace_engine::message::{ChunkDigests, SnapshotRequest};
-use millrace_engine::types::{CommitRecord, Epoch};
+use millrace_engine::types::{CommitRecord, Epoch, TrainingHistory};
 
 use crate::checkpoints::checkpoint_failure;
 use crate::control::job::CompiledJob;
@@ -56,7 +58,7 @@ impl CheckpointWriter {
         &self,
         mut staging: Staging,
         digests: Vec<ChunkDigests>,
-        record: Option<CommitRecord>,
+        (record, history): (Option<CommitRecord>, TrainingHistory),
         recovery: bool,
     ) -> Result<PublishedCheckpoint, AgentError> {
         let failed = checkpoint_failure;
@@ -66,24 +68,31 @@ impl CheckpointWriter {
             }
         }
         let step = staging.step();
-        let path = staging.publish(CheckpointMetadata { recovery, ..self.facts(step, record) }).map_err(failed)?;
+        let path =
+            staging.publish(CheckpointMetadata { recovery, ..self.facts(step, record, history) }).map_err(failed)?;
         let digest = Checkpoint::open(&path).map_err(failed)?.info().parameters_blake3.to_string();
         let keep = self.job.job.run.max_checkpoints.unwrap_or(0);
         millrace_checkpoint::retain(&self.lock, usize::try_from(keep).unwrap_or(usize::MAX)).map_err(failed)?;
         Ok(PublishedCheckpoint { path, step, digest })
     }
 
-    fn facts(&self, step: u64, record: Option<CommitRecord>) -> CheckpointMetadata {
+    fn facts(&self, step: u64, record: Option<CommitRecord>, history: TrainingHistory) -> CheckpointMetadata {
         let job = &self.job.job;
         CheckpointMetadata {
             plan: self.job.hash,
             seed: job.run.seed,
-            next_sample: step * self.job.plan.leaves.batch(),
+            next_sample: (step + history.skipped_batches) * self.job.plan.leaves.batch(),
             numerics_profile: self.job.profile_json(),
             precision: self.job.profile.precision.to_string(),
             optimizer: job.optimizer.kind.name().to_owned(),
             loss: record.map(|record| record.loss),
             grad_norm: record.map(|record| record.norm),
+            history: StepHistory {
+                skipped_batches: history.skipped_batches,
+                steps: history.steps,
+                mean_loss: history.mean_loss,
+                mean_grad_norm: history.mean_norm,
+            },
             notes: self.notes.clone(),
             job: job.to_json(),
             recovery: false,

@@ -164,6 +164,7 @@ impl RunFiles {
             tokens: record.tokens,
             seconds,
             rate: rates.rate,
+            skipped_batches: record.history.skipped_batches,
             metrics: metrics.iter().map(|(name, value)| ((*name).to_owned(), *value)).collect(),
         }
         .into();
@@ -327,6 +328,7 @@ fn in_f32(metrics: &[(String, f64)]) -> Vec<(&str, f32)> {
 
 #[cfg(test)]
 mod tests {
+    use millrace_engine::types::TrainingHistory;
     use millrace_params::Mode;
 
     use super::*;
@@ -337,7 +339,9 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let mut launch = local_run().launch;
         launch.model_dir = dir.path().to_owned();
-        let record = |step| CommitRecord { step, scale: 1.0, learning_rate: 0.1, loss: 2.0, norm: 3.0, tokens: 4 };
+        let history = TrainingHistory::default();
+        let record =
+            |step| CommitRecord { step, scale: 1.0, learning_rate: 0.1, loss: 2.0, norm: 3.0, tokens: 4, history };
         let mut first = RunFiles::open(&launch, 1, TerminationReport::default()).unwrap();
         assert_eq!(first.begin(0, &ResumeHistory::default()).unwrap(), None);
         (1..=3).for_each(|step| first.step(&record(step), &[], 0.5, Rates::default()));

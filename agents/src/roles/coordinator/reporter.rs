@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use millrace_checkpoint::ResumeHistory;
 use millrace_emulator::plan::StreamPlan;
-use millrace_engine::coordinator::{Evaluation, LossScaling};
+use millrace_engine::coordinator::{Evaluation, LossScaling, SkippedBatch};
 use millrace_engine::types::{AgentId, CommitRecord, Epoch};
 use millrace_params::{JobSpec, Mode};
 use millrace_protocol::proto;
@@ -388,6 +388,16 @@ impl Reporter {
             _ => format!("steps {} to {to} are executed again", from + 1),
         };
         tracing::warn!(step = to, "{shard} lost its parameters: all shards load those of step {from}, and {again}");
+    }
+
+    /// Reports that a batch was skipped.
+    pub fn skipped(&mut self, SkippedBatch { step, batch, skipped_batches, reason }: &SkippedBatch) {
+        self.gauges.skipped_batches.inc();
+        tracing::warn!(
+            step,
+            skipped_batches,
+            "skipped batch {batch}: {reason}. Step {step} is executed with the next batch"
+        );
     }
 
     /// Reports the outcome of the run after `step` updates; returns the exit of the process. `digest` is that of the

@@ -10,6 +10,7 @@ use millrace_checkpoint::{
 };
 use millrace_emulator::numerics::{NumericsProfile, largest_chunk};
 use millrace_engine::message::ParameterSource;
+use millrace_engine::types::TrainingHistory;
 use millrace_params::{InputSpec, JobSpec, Mode};
 
 use super::checkpoint_writer::PublishedCheckpoint;
@@ -31,6 +32,8 @@ pub struct StartPoint {
     pub from: Option<LineagePoint>,
     /// Numerics profile of the checkpoint, JSON; `None` for initial values.
     pub profile: Option<String>,
+    /// The steps up to this one, as far as they decide about later ones.
+    pub history: TrainingHistory,
     /// Sentences for the user.
     pub report: Vec<String>,
 }
@@ -127,7 +130,15 @@ fn start_without_checkpoint(launch: &LaunchDocument, mut report: Vec<String>) ->
             .hint("name one with --checkpoint_path, or train first"));
     }
     report.push("No checkpoint was provided. Using randomly initialized model parameters.".to_owned());
-    Ok(StartPoint { source: ParameterSource::Initial, step: 0, saved: None, from: None, profile: None, report })
+    Ok(StartPoint {
+        source: ParameterSource::Initial,
+        step: 0,
+        saved: None,
+        from: None,
+        profile: None,
+        history: TrainingHistory::default(),
+        report,
+    })
 }
 
 /// Imports the weights in `file` as the checkpoint of step 0, so that the shards load them as those of any checkpoint.
@@ -178,8 +189,20 @@ fn start_from_checkpoint(
         saved,
         from: is_own.then(|| checkpoint.lineage_point()),
         profile: Some(profile_of(checkpoint, &compiled.job, step)),
+        // A run that counts from step 0 again reads the data from the beginning.
+        history: if states.global_step { history_of(checkpoint) } else { TrainingHistory::default() },
         report,
     })
+}
+
+fn history_of(checkpoint: &Checkpoint) -> TrainingHistory {
+    let recorded = checkpoint.history();
+    TrainingHistory {
+        skipped_batches: recorded.skipped_batches,
+        steps: recorded.steps,
+        mean_loss: recorded.mean_loss,
+        mean_norm: recorded.mean_grad_norm,
+    }
 }
 
 /// Returns the numerics profile of `checkpoint`, JSON, as far as a run of `job` that continues at `step` can keep it:

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use millrace_engine::coordinator::{EvalPolicy, LossScaling, RunPolicy};
-use millrace_params::{JobSpec, Mode};
+use millrace_engine::coordinator::{EvalPolicy, LossScaling, RunPolicy, SpikePolicy};
+use millrace_params::{JobSpec, LossSpikeAction, Mode};
 
 use crate::control::job::CompiledJob;
 
@@ -32,6 +32,11 @@ pub fn policy(compiled: &CompiledJob, mode: Mode, eval_batches: u64) -> RunPolic
         checkpoint_every: (run.checkpoint_steps > 0).then_some(run.checkpoint_steps),
         initial_checkpoint: run.save_initial_checkpoint,
         scaling: scaling(&compiled.job, compiled.plan.leaves.batch(), 1),
+        spikes: run.loss_spike.map(|spike| SpikePolicy {
+            factor: spike.factor,
+            window: spike.window,
+            skip: spike.action == LossSpikeAction::Skip,
+        }),
         clip: compiled.job.optimizer.max_gradient_norm,
         learning_rate: Arc::new(move |step| schedule.at(step)),
     }

@@ -263,7 +263,7 @@ impl ComputeWorker {
     fn batch(&self, task: IterationKind) -> (u64, u32, bool) {
         let plan = &self.job.plan;
         match task {
-            IterationKind::Train { step } => ((step - 1) * plan.leaves.batch(), plan.leaves.samples, false),
+            IterationKind::Train { batch, .. } => (batch * plan.leaves.batch(), plan.leaves.samples, false),
             IterationKind::Eval { batch, .. } => (batch * plan.eval_leaves.batch(), plan.eval_leaves.samples, true),
         }
     }
@@ -357,7 +357,7 @@ impl ComputeWorker {
         current.requested_rounds = current.requested_rounds.saturating_sub(1);
         self.request_samples(current);
         let RoundStart { iteration, leaves, .. } = begin;
-        let (IterationKind::Train { step } | IterationKind::Eval { step, .. }) = iteration.task;
+        let (IterationKind::Train { step, .. } | IterationKind::Eval { step, .. }) = iteration.task;
         current.step = step;
         let (first, of_leaf, evaluation) = self.batch(iteration.task);
         let count = leaves.len() as u64 * u64::from(of_leaf);

@@ -16,6 +16,7 @@ fn metric(step: u64) -> JournalEvent {
             tokens: 4096,
             seconds: 0.5,
             rate: 8.0,
+            skipped_batches: 0,
             metrics: [].into(),
         }
         .into(),

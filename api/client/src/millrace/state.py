@@ -21,6 +21,7 @@ FAILURES = (
     "BadData",
     "OutOfMemory",
     "NonFiniteLoss",
+    "LossSpike",
     "DeadlineExceeded",
     "RetriesExhausted",
 )

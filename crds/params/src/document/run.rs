@@ -5,7 +5,7 @@
 
 use super::OneOrMany;
 use crate::keys::facts::{alias_of, default, default_from, otherwise, required_if};
-use crate::keywords::{LOG_LEVELS, MODES};
+use crate::keywords::{LOG_LEVELS, LOSS_SPIKE_ACTIONS, MODES};
 use crate::yaml::section;
 
 section! {
@@ -68,6 +68,14 @@ section! {
         tf_random_seed: u64 = alias_of("seed"),
         /// Whether the run ends if the loss is not finite.
         check_loss_values: bool = default("true"),
+        /// Multiple of the mean of recent steps above which a loss or a gradient norm is a jump. Greater than 1.
+        loss_spike_factor: f64 = otherwise("no bound"),
+        /// Number of recent steps that the mean is over. There are no jumps before that many steps.
+        loss_spike_window: u64 = default("50"),
+        /// What follows from a jump, and from a loss or a gradient that is not finite: `stop` ends the run, `skip`
+        /// executes the step with the next batch instead, before any parameter has changed. Ten batches in a row are
+        /// skipped at most.
+        loss_spike_action: String = default("stop").one_of(&LOSS_SPIKE_ACTIONS),
         /// Number of systems.
         num_csx: u64 = default("1"),
         /// Maximum number of MemoryX shards; with 0, the appliance chooses.

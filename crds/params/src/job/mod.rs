@@ -29,7 +29,7 @@ pub use model::{
 };
 pub use optimizer::{LearningRateScale, OptimizerGroup, OptimizerSpec, TensorSettings};
 pub(crate) use run::default_checkpoint_seconds;
-pub use run::{CheckpointStates, LogLevel, Mode, RunSpec};
+pub use run::{CheckpointStates, LogLevel, LossSpikeAction, LossSpikeSpec, Mode, RunSpec};
 pub use schedule::{AnnealStrategy, CycleAmplitude, Schedule, ScheduleSegment, ScheduleSegmentKind};
 pub use seq2seq::{Seq2SeqOptions, Seq2SeqPositions};
 pub use sparsity::{DropFraction, MaskGrowth, MaskUpdate, ParameterFilter, SparsitySpec};

@@ -57,6 +57,9 @@ pub struct RunSpec {
     pub seed: u64,
     /// Whether the run ends at a loss that is not finite.
     pub check_loss_values: bool,
+    /// What counts as a jump of the loss, and what follows; `None` if only a loss that is not finite ends the run.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub loss_spike: Option<LossSpikeSpec>,
     /// Number of systems; at least 1 and at most the leaves of the inputs that the mode reads.
     pub num_csx: usize,
     /// Maximum number of MemoryX shards; 0 for the appliance's number.
@@ -79,6 +82,35 @@ impl RunSpec {
     pub fn known_max_steps(&self) -> Option<u64> {
         Some(self.max_steps).filter(|&steps| steps != Self::STEPS_BOUND_BY_EPOCHS)
     }
+}
+
+/// What counts as a jump of the loss or of the gradient norm, and what follows.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct LossSpikeSpec {
+    /// A value above this multiple of the mean is a jump; greater than 1. `None` for no bound.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub factor: Option<f64>,
+    /// Number of steps that the mean is over; at least 1.
+    pub window: u32,
+    /// What follows.
+    pub action: LossSpikeAction,
+}
+
+impl LossSpikeSpec {
+    /// Default of `window`.
+    pub const DEFAULT_WINDOW_STEPS: u32 = 50;
+    /// Largest `window`.
+    pub const MAX_WINDOW_STEPS: u32 = 1_000_000;
+}
+
+/// What follows from a step whose loss or gradient is not finite or jumps.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum LossSpikeAction {
+    /// The run ends.
+    Stop,
+    /// The step is executed with the next batch instead.
+    Skip,
 }
 
 /// What a run does.

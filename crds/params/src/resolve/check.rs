@@ -95,6 +95,11 @@ impl<'a> ResolveContext<'a> {
         self.number(key, value, default, |x| x >= 0.0, "give a number of at least 0")
     }
 
+    /// Checks a number greater than 1.
+    pub(crate) fn above_one(&mut self, key: &str, value: Option<f64>, default: f64) -> f64 {
+        self.number(key, value, default, |x| x > 1.0, "give a number greater than 1")
+    }
+
     fn number(
         &mut self,
         key: &str,

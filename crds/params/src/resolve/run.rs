@@ -6,8 +6,10 @@ use super::FlagOverrides;
 use super::check::ResolveContext;
 use super::input::ResolvedInputs;
 use crate::document::RunParams;
-use crate::job::{CheckpointStates, DataSource, LogLevel, Mode, RunSpec, default_checkpoint_seconds};
-use crate::keywords::{LOG_LEVELS, MODES};
+use crate::job::{
+    CheckpointStates, DataSource, LogLevel, LossSpikeAction, LossSpikeSpec, Mode, RunSpec, default_checkpoint_seconds,
+};
+use crate::keywords::{LOG_LEVELS, LOSS_SPIKE_ACTIONS, MODES};
 
 /// Maximum number of systems, more than any appliance has.
 const MAX_SYSTEMS: usize = 1 << 16;
@@ -75,6 +77,7 @@ pub(super) fn resolve(check: &mut ResolveContext<'_>, run: Option<&RunParams>, o
             .either_spelling("runconfig.seed", p.seed, "runconfig.tf_random_seed", p.tf_random_seed)
             .unwrap_or(1),
         check_loss_values: p.check_loss_values.unwrap_or(true),
+        loss_spike: loss_spike(check, p),
         num_csx: num_csx(check, p, overrides),
         num_wgt_servers: servers(
             check,
@@ -160,6 +163,17 @@ fn max_checkpoints(check: &mut ResolveContext<'_>, p: &RunParams) -> Option<u64>
     let older_value = p.keep_checkpoint_max.filter(|max| *max > 0);
     let max_checkpoints = check.either_spelling(key, p.max_checkpoints, older, older_value);
     max_checkpoints.map(|max| check.count(key, Some(max), 1, usize::MAX) as u64)
+}
+
+fn loss_spike(check: &mut ResolveContext<'_>, p: &RunParams) -> Option<LossSpikeSpec> {
+    let (most, default) = (LossSpikeSpec::MAX_WINDOW_STEPS, LossSpikeSpec::DEFAULT_WINDOW_STEPS);
+    let window = check.count("runconfig.loss_spike_window", p.loss_spike_window, default as usize, most as usize);
+    let (key, keyword) = ("runconfig.loss_spike_action", p.loss_spike_action.as_deref());
+    let action = check.keyword(key, keyword, LossSpikeAction::Stop, &LOSS_SPIKE_ACTIONS);
+    let key = "runconfig.loss_spike_factor";
+    let factor = p.loss_spike_factor.map(|factor| check.above_one(key, Some(factor), 2.0));
+    let has_effect = factor.is_some() || action == LossSpikeAction::Skip;
+    has_effect.then_some(LossSpikeSpec { factor, window: window as u32, action })
 }
 
 fn num_csx(check: &mut ResolveContext<'_>, p: &RunParams, overrides: &FlagOverrides) -> usize {

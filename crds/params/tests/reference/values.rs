@@ -85,6 +85,7 @@ pub fn described(path: &str) -> Option<&'static str> {
         | "runconfig.steps_per_epoch"
         | "runconfig.eval_steps"
         | "runconfig.max_checkpoints"
+        | "runconfig.loss_spike_factor"
         | "runconfig.checkpoint_path"
         | "model.mup_base_hidden_size"
         | "model.mup_base_filter_size"

@@ -61,6 +61,7 @@ impl ProgressWriter {
                 self.tokens += train.tokens;
                 self.progress.step = Some(train.step);
                 self.progress.loss = Some(train.loss.to_string());
+                self.progress.skipped_batches = Some(train.skipped_batches).filter(|skipped| *skipped > 0);
                 self.rates(time);
             }
             MetricPoint::Eval(eval) => {
@@ -134,6 +135,7 @@ mod tests {
             step,
             loss: 2.0,
             learning_rate,
+            skipped_batches: 0,
             grad_norm,
             tokens: 64,
             seconds,

@@ -315,7 +315,8 @@ impl<'a> Simulation<'a> {
         let newest = self.newest_source();
         let step = held.max(newest.step());
         let saved = newest != ParameterSource::Initial && step == newest.step();
-        ResumeState { step, done: StepProgress { saved, evaluated: self.history.evaluated.contains_key(&step) } }
+        let done = StepProgress { saved, evaluated: self.history.evaluated.contains_key(&step) };
+        ResumeState { step, done, history: self.job.reference.history(newest.step()) }
     }
 
     fn deliver_command(&mut self, stream: u64) -> Result<(), String> {

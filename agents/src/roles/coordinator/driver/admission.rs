@@ -147,7 +147,8 @@ impl CoordinatorDriver {
         self.reporter.on_agents_ready(launch.agent_counts.systems, step, &before, committed_step.is_some())?;
         let saved = start_point.saved.is_some() && step == start_point.step;
         let done = StepProgress { evaluated: has_evaluation(&launch.model_dir, step), saved };
-        let known = ResumeState { step, done: if launch.mode.trains() { done } else { StepProgress::default() } };
+        let done = if launch.mode.trains() { done } else { StepProgress::default() };
+        let known = ResumeState { step, done, history: start_point.history };
         let (plan, source) = (compiled.plan.clone(), start_point.source.clone());
         let policy = policy(compiled, launch.mode, *eval_batches);
         let sources = remaining_checkpoints.iter().map(|start_point| start_point.source.clone());

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use millrace_checkpoint::Staging;
 use millrace_engine::coordinator::CoordinatorEvent;
 use millrace_engine::message::{ChunkDigests, FailureCause, SnapshotRequest};
-use millrace_engine::types::{AgentId, CommitRecord};
+use millrace_engine::types::{AgentId, CommitRecord, TrainingHistory};
 use millrace_telemetry::journal::OutcomeReason;
 
 use super::super::checkpoint_writer::PublishedCheckpoint;
@@ -115,11 +115,16 @@ impl CoordinatorDriver {
         due || step == 0 || step >= run.max_steps
     }
 
-    pub(super) fn publish(&mut self, digests: Vec<ChunkDigests>, record: Option<CommitRecord>) {
+    pub(super) fn publish(
+        &mut self,
+        digests: Vec<ChunkDigests>,
+        record: Option<CommitRecord>,
+        history: TrainingHistory,
+    ) {
         let (Some(writer), Some(staging)) = (self.checkpoint_writer.clone(), self.staging.take()) else { return };
         let (results, step, recovery) = (self.save_results_sender.clone(), staging.step(), self.recovery);
         tokio::task::spawn_blocking(move || {
-            results.send(SaveTaskResult::Published(step, writer.publish(staging, digests, record, recovery)))
+            results.send(SaveTaskResult::Published(step, writer.publish(staging, digests, (record, history), recovery)))
         });
     }
 

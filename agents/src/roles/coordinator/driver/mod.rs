@@ -328,7 +328,9 @@ impl CoordinatorDriver {
         match command {
             CoordinatorCommand::Send(agent, command) => self.send(agent, &command),
             CoordinatorCommand::StageCheckpoint { step } => self.stage(step),
-            CoordinatorCommand::PublishCheckpoint { digests, record, .. } => self.publish(digests, record),
+            CoordinatorCommand::PublishCheckpoint { digests, record, history, .. } => {
+                self.publish(digests, record, history);
+            }
             CoordinatorCommand::ReportSaveFailure { step, reason, agent, cause } => {
                 self.on_save_failure(SaveFailure { step, reason, agent, cause })?;
             }
@@ -359,6 +361,7 @@ impl CoordinatorDriver {
             CoordinatorCommand::EvaluateNext(_) => self.next_checkpoint(),
             CoordinatorCommand::Evaluating => self.reporter.evaluating(),
             CoordinatorCommand::ReportStep { record, metrics } => self.reporter.step(&record, &metrics),
+            CoordinatorCommand::ReportSkip(skipped) => self.reporter.skipped(&skipped),
             CoordinatorCommand::ReportEvalBatch(evaluation) => self.reporter.eval_batch(&evaluation),
             CoordinatorCommand::ReportEvaluation(evaluation) => self.reporter.evaluated(&evaluation),
             CoordinatorCommand::End(outcome) => {

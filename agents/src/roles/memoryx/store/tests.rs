@@ -2,10 +2,13 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use millrace_checkpoint::{Checkpoint, CheckpointMetadata, Digest, LockRequest, ModelDirLock, Staging, WriterEpoch};
+use millrace_checkpoint::{
+    Checkpoint, CheckpointMetadata, Digest, LockRequest, ModelDirLock, Staging, StepHistory, WriterEpoch,
+};
 use millrace_emulator::kernels::ftz;
 use millrace_emulator::numerics::Isa;
 use millrace_emulator::numerics::random::hash64;
+use millrace_engine::types::TrainingHistory;
 use millrace_params::{FlagOverrides, MachineSpec, Params};
 
 use super::*;
@@ -113,7 +116,15 @@ fn train_on(job: &CompiledJob, shards: u32, steps: u64, resume: Option<(u64, u32
             }
             store.gather(chunk, true, true, &dense(&gradient)).unwrap().unwrap();
         }
-        let record = CommitRecord { step, scale: 0.5, learning_rate: 0.1, loss: 1.0, norm: 1.0, tokens: 1 };
+        let record = CommitRecord {
+            step,
+            scale: 0.5,
+            learning_rate: 0.1,
+            loss: 1.0,
+            norm: 1.0,
+            tokens: 1,
+            history: TrainingHistory::default(),
+        };
         stores.iter().for_each(|store| store.commit(record));
         if let Some((_, shards)) = resume.filter(|(resume_step, _)| *resume_step == step) {
             let path = write_checkpoint(job, &stores, step, dir.path());
@@ -154,6 +165,7 @@ fn write_checkpoint(job: &CompiledJob, stores: &[ShardStore], step: u64, dir: &P
         optimizer: job.optimizer().kind.name().into(),
         loss: None,
         grad_norm: None,
+        history: StepHistory::default(),
         notes: Vec::new(),
         job: job.job.to_json(),
         recovery: false,
@@ -310,7 +322,15 @@ fn train(store: &ShardStore, step: u64) {
         let gradient = vec![step as f32 + chunk as f32; elements];
         store.gather(chunk, true, true, &dense(&gradient)).unwrap().unwrap();
     }
-    let record = CommitRecord { step, scale: 1.0, learning_rate: 0.1, loss: 1.0, norm: 1.0, tokens: 1 };
+    let record = CommitRecord {
+        step,
+        scale: 1.0,
+        learning_rate: 0.1,
+        loss: 1.0,
+        norm: 1.0,
+        tokens: 1,
+        history: TrainingHistory::default(),
+    };
     store.commit(record);
 }
 
