@@ -7,7 +7,7 @@ use millrace_emulator::plan::ChunkId;
 pub use millrace_outcome::FailureCause;
 use serde::{Deserialize, Serialize};
 
-use crate::types::{AgentId, CommitRecord, Epoch, Iteration, LeafResult};
+use crate::types::{AgentId, CommitRecord, ComputeWork, Epoch, Iteration, LeafResult};
 
 /// State of a shard, sent when it joins.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -110,6 +110,8 @@ pub enum AgentReport {
         iteration: u64,
         /// One result per leaf.
         results: Vec<LeafResult>,
+        /// What the system has computed so far.
+        work: ComputeWork,
     },
     /// All gradients of `step` are complete (shards).
     Prepared {

@@ -111,6 +111,15 @@ pub struct LeafResult {
     pub bad_layer: Option<u32>,
 }
 
+/// What a system has computed so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct ComputeWork {
+    /// Seconds of computing, without waiting.
+    pub seconds: f64,
+    /// Floating-point operations, in the current epoch.
+    pub flops: u64,
+}
+
 /// Sums of the losses beside the main one, such as that of the next sentence.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct OtherLosses {

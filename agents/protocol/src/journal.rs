@@ -137,6 +137,7 @@ mod tests {
             epoch: None,
             resumed: None,
             lost_agents: Default::default(),
+            slow_agents: Default::default(),
             note: None,
         };
         let events = [

@@ -45,3 +45,4 @@ pub mod tensorboard;
 mod time;
 
 pub use error::{Error, Result};
+pub use time::unix_ms;

@@ -13,6 +13,7 @@
 //! | `millrace_eval_loss` | gauge | coordinator | of the last evaluation |
 //! | `millrace_samples_total`, `millrace_tokens_total` | counter | coordinator | trained on by this attempt |
 //! | `millrace_skipped_batches_total` | counter | coordinator | batches skipped by this attempt because their loss spiked |
+//! | `millrace_relative_speed{agent}` | gauge | coordinator | speed of a system's computing, over the others' median |
 //! | `millrace_checkpoint_step` | gauge | coordinator | step of the newest complete checkpoint |
 //! | `millrace_loader_workers_replaced_total` | counter | activation server | workers of Python datasets that failed |
 //! | `millrace_dropped_records_total` | counter | coordinator | metrics and journal entries dropped while the disk was full |
@@ -204,6 +205,8 @@ pub struct CoordinatorMetrics {
     pub tokens: Counter,
     /// Batches that this attempt skipped because their loss or gradient spiked.
     pub skipped_batches: Counter,
+    /// Speed of computing of each system, relative to the median of the others; over ten seconds.
+    pub relative_speed: MetricFamily<Gauge, 1>,
     /// Step of the newest complete checkpoint; NaN before the first.
     pub checkpoint_step: Gauge,
     /// Number of lines of `metrics.jsonl`, points of curves and journal entries that this attempt dropped while the
@@ -226,6 +229,11 @@ impl CoordinatorMetrics {
             learning_rate: gauge("millrace_learning_rate", "Learning rate of the last committed step."),
             samples: registry.metric("millrace_samples_total", "Samples trained on by this attempt."),
             tokens: registry.metric("millrace_tokens_total", "Tokens trained on by this attempt."),
+            relative_speed: registry.family(
+                "millrace_relative_speed",
+                "Speed of computing of a system, relative to the median of the others.",
+                ["agent"],
+            ),
             skipped_batches: registry.metric(
                 "millrace_skipped_batches_total",
                 "Batches that this attempt skipped because their loss or gradient spiked.",

@@ -20,6 +20,12 @@ pub struct FailurePolicy {
     #[schemars(range(min = 0, max = 10_000))]
     pub max_restarts: u32,
 
+    /// Seconds after which the pod of a system is replaced that computes at less than half of the speed of the other
+    /// systems; never if omitted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 30, max = 604_800))]
+    pub slow_after_seconds: Option<u32>,
+
     /// What counts as a jump of the loss, and what follows; takes the place of runconfig.loss_spike_factor and the keys
     /// beside it. Immutable.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -74,7 +80,7 @@ const fn default_restarts() -> u32 {
 
 impl Default for FailurePolicy {
     fn default() -> Self {
-        Self { max_restarts: default_restarts(), loss_spike: None }
+        Self { max_restarts: default_restarts(), slow_after_seconds: None, loss_spike: None }
     }
 }
 

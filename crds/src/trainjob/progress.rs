@@ -177,7 +177,7 @@ pub struct LostAgentStatus {
     /// Losses in a row: the count begins again once a pod of the agent has run for ten seconds.
     #[serde(default)]
     pub losses: u32,
-    /// Cause of the last loss in one word: Deleted, Evicted, NodeLost, Unresponsive, OOMKilled or Error.
+    /// Cause of the last loss in one word: Deleted, Evicted, NodeLost, Unresponsive, Slow, OOMKilled or Error.
     #[serde(default)]
     #[schemars(length(max = 63))]
     pub reason: String,

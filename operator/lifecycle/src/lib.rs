@@ -53,7 +53,7 @@ pub use agent::{AgentState, OUT_OF_MEMORY, ObservedAgent, ProcessEnd, describe_e
 pub use conditions::set_condition;
 pub use decision::{JobCommand, JobDecision, JobEvent};
 pub use observation::{
-    CoordinatorReport, CreationError, JobObservation, LedgerEntry, ReportedOutcome, ResolutionError,
+    CoordinatorReport, CreationError, JobObservation, LedgerEntry, ReportedOutcome, ResolutionError, SlowSystem,
 };
 pub use retry::{backoff_place, seconds_until_next_attempt};
 pub use scheduler::{QueueEntry, SchedulingDecision, SystemRequest, is_waiting, schedule, used_resources};

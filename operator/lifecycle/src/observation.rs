@@ -80,6 +80,8 @@ pub struct CoordinatorReport {
     pub systems: Option<u32>,
     /// Agents that the coordinator counts as lost, such as `cs2-1`, and since when.
     pub unresponsive: BTreeMap<String, Timestamp>,
+    /// Systems that compute much more slowly than the others, such as `cs2-1`.
+    pub slow: BTreeMap<String, SlowSystem>,
     /// The step at which the attempt resumed, and the number of later steps that run again; `None` if nothing was
     /// trained before.
     pub resumed: Option<(u64, u64)>,
@@ -93,6 +95,15 @@ pub struct CoordinatorReport {
     pub saved: bool,
     /// How the attempt ended; `None` while it runs.
     pub outcome: Option<ReportedOutcome>,
+}
+
+/// A system that computes much more slowly than the others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SlowSystem {
+    /// Since when.
+    pub since: Timestamp,
+    /// Its speed in percent of that of the others.
+    pub speed_percent: u32,
 }
 
 /// The last report of a coordinator.

@@ -51,6 +51,7 @@ pub fn journal(bytes: &[u8]) {
             epoch: None,
             resumed: None,
             lost_agents: Default::default(),
+            slow_agents: Default::default(),
             note: None,
         };
         drop(journal.append(JournalEvent::State(state)));

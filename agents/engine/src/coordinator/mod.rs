@@ -212,7 +212,7 @@ impl Coordinator {
         match report {
             AgentReport::Loaded { state } => self.on_loaded(agent, state),
             AgentReport::Linked { epoch } if epoch == self.epoch => self.on_linked(agent, out),
-            AgentReport::Leaves { epoch, iteration, results } if epoch == self.epoch => {
+            AgentReport::Leaves { epoch, iteration, results, .. } if epoch == self.epoch => {
                 self.on_leaf_results(iteration, results, out)
             }
             AgentReport::Prepared { epoch, step, norms } if epoch == self.epoch => {

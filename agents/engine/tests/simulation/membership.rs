@@ -7,7 +7,9 @@ use millrace_engine::coordinator::{
     RequiredAgents, ResumeState, RunOutcome,
 };
 use millrace_engine::message::{AgentCommand, AgentReport, FailureCause, ParameterSource, ShardState};
-use millrace_engine::types::{AgentId, Epoch, Iteration, IterationKind as Work, LeafResult, OtherLosses, Role};
+use millrace_engine::types::{
+    AgentId, ComputeWork, Epoch, Iteration, IterationKind as Work, LeafResult, OtherLosses, Role,
+};
 
 use crate::setup::SimulatedJob;
 
@@ -100,7 +102,10 @@ impl CoordinatorFixture {
         let result =
             |leaf| LeafResult { leaf, loss: 1.0, tokens: 1, correct: 0, other, metrics: metrics(), bad_layer: None };
         let results = (0..self.job.plan.leaves.count).map(result).collect();
-        self.report(system(0), AgentReport::Leaves { epoch, iteration: iteration.number, results });
+        self.report(
+            system(0),
+            AgentReport::Leaves { epoch, iteration: iteration.number, results, work: ComputeWork::default() },
+        );
         let norms: Vec<_> = (0..self.job.plan.chunks.len()).map(|chunk| (chunk, 1.0)).collect();
         for shard in self.shards.clone() {
             self.report(shard, AgentReport::Prepared { epoch, step, norms: norms.clone() });

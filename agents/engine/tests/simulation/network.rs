@@ -174,9 +174,9 @@ impl Network {
     pub fn report(&mut self, stream: Option<u64>, report: AgentReport) {
         let Some(stream) = stream.and_then(|stream| self.streams.get_mut(&stream)) else { return };
         let reports = match report {
-            AgentReport::Leaves { epoch, iteration, results } if self.random.chance(30) => {
+            AgentReport::Leaves { epoch, iteration, results, work } if self.random.chance(30) => {
                 let piece =
-                    |result: &LeafResult| AgentReport::Leaves { epoch, iteration, results: vec![result.clone()] };
+                    |result: &LeafResult| AgentReport::Leaves { epoch, iteration, results: vec![result.clone()], work };
                 results.iter().map(piece).collect()
             }
             report => vec![report],

@@ -10,7 +10,7 @@ use millrace_engine::frame::Frame;
 use millrace_engine::message::AgentReport;
 use millrace_engine::payload::Payload;
 use millrace_engine::system::{System, SystemAction};
-use millrace_engine::types::{AgentId, Iteration, IterationKind, LeafResult, Role};
+use millrace_engine::types::{AgentId, ComputeWork, Iteration, IterationKind, LeafResult, Role};
 
 use crate::agent::{AgentContext, JobParameters};
 use crate::model::{Leaf, decode, layer_chunks, sum};
@@ -153,7 +153,12 @@ impl Run {
             SystemAction::Compute { layer, pass } => self.compute(layer, pass)?,
             SystemAction::Report { iteration } => {
                 let results = std::mem::take(&mut self.results);
-                context.report(AgentReport::Leaves { epoch: context.epoch, iteration: iteration.number, results });
+                context.report(AgentReport::Leaves {
+                    epoch: context.epoch,
+                    iteration: iteration.number,
+                    results,
+                    work: ComputeWork::default(),
+                });
             }
             SystemAction::Send { keys, at } => {
                 let by_leaf = self.gradients.get(&(at.layer, at.chunk)).ok_or("no gradient to send")?;

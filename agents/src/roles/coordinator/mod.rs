@@ -12,6 +12,7 @@ mod reporter;
 mod resume;
 mod run_end;
 mod run_policy;
+mod slow_systems;
 mod spans;
 mod summary;
 

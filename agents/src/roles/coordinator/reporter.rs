@@ -11,7 +11,7 @@ use millrace_engine::coordinator::{Evaluation, LossScaling, SkippedBatch};
 use millrace_engine::types::{AgentId, CommitRecord, Epoch};
 use millrace_params::{JobSpec, Mode};
 use millrace_protocol::proto;
-use millrace_telemetry::journal::{self, OutcomeReason, ResumePoint, RunPhase, RunState};
+use millrace_telemetry::journal::{self, OutcomeReason, ResumePoint, RunPhase, RunState, SlowAgent};
 use millrace_telemetry::logs::{AgentName, Level, LogRecord};
 use millrace_telemetry::metric_definitions::{CoordinatorMetrics, RoleMetrics};
 use millrace_telemetry::progress::{
@@ -108,6 +108,7 @@ impl Reporter {
                 num_csx: launch.agent_counts.systems as u32,
                 epoch: None,
                 lost_agents: BTreeMap::new(),
+                slow_agents: BTreeMap::new(),
                 resumed: None,
                 note: None,
             },
@@ -167,6 +168,28 @@ impl Reporter {
     /// Records which agents are lost, and since when, in milliseconds since 1970.
     pub fn set_lost_agents(&mut self, lost: BTreeMap<String, u64>) {
         self.state.lost_agents = lost;
+        self.files.record(journal::JournalEvent::State(self.state.clone()));
+    }
+
+    /// Sets the speed of each system relative to the others.
+    pub fn speeds(&self, relative: &[(AgentId, f64)]) {
+        for (agent, relative) in relative {
+            self.gauges.relative_speed.with([&agent.to_string()]).set(*relative);
+        }
+    }
+
+    /// Records which agents are slow, and warns of each new one.
+    pub fn set_slow_agents(&mut self, slow: &BTreeMap<AgentId, SlowAgent>) {
+        let by_name: BTreeMap<String, SlowAgent> =
+            slow.iter().map(|(agent, slow)| (agent.to_string(), *slow)).collect();
+        for (agent, slow) in by_name.iter().filter(|(agent, _)| !self.state.slow_agents.contains_key(*agent)) {
+            let percent = slow.speed_percent;
+            tracing::warn!(
+                peer = %agent,
+                "{agent} is slow: it computes at {percent} % of the speed of the other systems, which wait for it"
+            );
+        }
+        self.state.slow_agents = by_name;
         self.files.record(journal::JournalEvent::State(self.state.clone()));
     }
 

@@ -13,7 +13,7 @@ use millrace_engine::frame::Frame;
 use millrace_engine::message::AgentReport;
 use millrace_engine::payload::Payload;
 use millrace_engine::system::{System, SystemAction, WaitReason};
-use millrace_engine::types::{AgentId, Iteration, IterationKind, LeafResult, OtherLosses, Role};
+use millrace_engine::types::{AgentId, ComputeWork, Iteration, IterationKind, LeafResult, OtherLosses, Role};
 use millrace_protocol::codec::{self, LinkContext};
 use millrace_protocol::proto;
 use millrace_telemetry::journal::OutcomeReason;
@@ -332,6 +332,7 @@ impl ComputeWorker {
                     epoch: current.start.epoch,
                     iteration: iteration.number,
                     results,
+                    work: ComputeWork { seconds: self.work.seconds, flops: current.device.flops() },
                 });
             }
             SystemAction::Send { keys, at } => {

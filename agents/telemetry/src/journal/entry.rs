@@ -97,12 +97,24 @@ pub struct RunState {
     /// 0.2.0.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub lost_agents: BTreeMap<String, u64>,
+    /// Systems that compute much more slowly than the others, such as `cs2-1`; since 0.2.0.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub slow_agents: BTreeMap<String, SlowAgent>,
     /// Where the run resumed, if it did; since 0.2.0.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub resumed: Option<ResumePoint>,
     /// A sentence about what the run has been doing for a while, if nothing else has happened.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub note: Option<String>,
+}
+
+/// How slow a system is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SlowAgent {
+    /// Since when, in milliseconds since 1970.
+    pub since_unix_ms: u64,
+    /// Its speed in percent of the median of the other systems, when it was found to be slow.
+    pub speed_percent: u32,
 }
 
 /// The point at which a run resumes training.

@@ -37,7 +37,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
-pub use entry::{Dropped, JournalEntry, JournalEvent, ResumePoint, RunPhase, RunState};
+pub use entry::{Dropped, JournalEntry, JournalEvent, ResumePoint, RunPhase, RunState, SlowAgent};
 pub use follow::JournalFollower;
 pub use header::VERSION;
 pub use millrace_outcome::OutcomeReason;

@@ -6,12 +6,12 @@ use std::time::Duration;
 use k8s_openapi::jiff::Timestamp;
 use kube::runtime::reflector::ObjectRef;
 use millrace_crds::TrainJob;
-use millrace_lifecycle::CoordinatorReport;
+use millrace_lifecycle::{CoordinatorReport, SlowSystem};
 use millrace_protocol::journal::{self, JournalError};
 use millrace_protocol::proto::journal_client::JournalClient;
 use millrace_protocol::proto::{FollowRequest, StopRequest};
 use millrace_protocol::{error_chain, proto};
-use millrace_telemetry::journal::{JournalEvent, RunPhase};
+use millrace_telemetry::journal::{JournalEvent, RunPhase, SlowAgent};
 use tokio::sync::{mpsc, watch};
 use tonic::transport::Channel;
 
@@ -142,6 +142,8 @@ impl<W: World> Listener<'_, W> {
                     report.systems = state.epoch.is_some().then_some(state.num_csx);
                     let lost = state.lost_agents.iter();
                     report.unresponsive = lost.map(|(agent, since)| (agent.clone(), timestamp(*since))).collect();
+                    let slow = state.slow_agents.into_iter();
+                    report.slow = slow.map(|(agent, slow)| (agent, observed_slow_agent(slow))).collect();
                     report.resumed = state.resumed.map(|resumed| (resumed.step, resumed.repeated_steps));
                     if state.state != RunPhase::Starting && is_news {
                         report.advanced = Some(at);
@@ -179,6 +181,10 @@ impl<W: World> Listener<'_, W> {
             let _ = self.visits.send(self.target.job.clone());
         }
     }
+}
+
+fn observed_slow_agent(slow: SlowAgent) -> SlowSystem {
+    SlowSystem { since: timestamp(slow.since_unix_ms), speed_percent: slow.speed_percent }
 }
 
 /// Converts milliseconds since 1970; a number out of range becomes the current time.

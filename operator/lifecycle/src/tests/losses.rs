@@ -182,6 +182,30 @@ fn agent_of_a_lost_node_is_removed_without_the_node() {
 }
 
 #[test]
+fn slow_system_is_named_and_replaced_after_its_time() {
+    let mut world = replaceable();
+    let since = world.seen.now;
+    let slow = SlowSystem { since, speed_percent: 31 };
+    world.report(|report| report.slow = [("cs2-0".to_owned(), slow)].into());
+    world.advance_time(600);
+    assert_eq!((world.visit(), removed(&world)), (JobState::Training, Vec::new()), "without a bound it stays");
+    let message = world.message(ConditionType::Succeeded);
+    assert!(message.contains("; cs2-0 is slow: it computes at 31 % of the speed of the other systems"), "{message}");
+
+    world.spec().failure_policy.slow_after_seconds = Some(601);
+    assert_eq!((world.visit(), removed(&world)), (JobState::Training, Vec::new()));
+    world.advance_time(1);
+    assert_eq!((world.visit(), removed(&world)), (JobState::Training, vec![("cs2-0/1".to_owned(), 1)]));
+    let lost = &world.status().lost_agents[0];
+    let message = "it computed at 31 % of the speed of the other systems for 601 s";
+    assert_eq!((lost.reason.as_str(), lost.message.as_str()), ("Slow", message));
+    // The coordinator reports it until the replacement has been measured.
+    replace(&mut world, Role::Cs2, AgentState::Ready);
+    world.advance_time(700);
+    assert_eq!((world.visit(), removed(&world)), (JobState::Training, Vec::new()));
+}
+
+#[test]
 fn agents_that_vanish_together_are_created_again() {
     let mut world = replaceable();
     world.remove_agents();

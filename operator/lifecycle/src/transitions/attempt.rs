@@ -61,7 +61,8 @@ impl Decider<'_> {
             return (JobState::Starting, format!("attempt {attempt} waits: {}", pending.message));
         }
         let systems = self.describe_systems(num_csx);
-        let degraded = pending.map_or_else(String::new, |pending| format!("; {}", pending.message));
+        let degraded = pending.map(|pending| pending.message).or_else(|| self.describe_slow_system());
+        let degraded = degraded.map_or_else(String::new, |message| format!("; {message}"));
         if reported && report.is_some_and(|report| report.evaluating) {
             (JobState::Evaluating, format!("attempt {attempt} is evaluating on {systems}{degraded}"))
         } else if reported {
@@ -75,6 +76,13 @@ impl Decider<'_> {
             });
             (JobState::Starting, format!("attempt {attempt} is starting on {num_csx} system(s); {reason}: {message}"))
         }
+    }
+
+    /// Describes the slowest of the systems that are slow; `None` if there is none.
+    fn describe_slow_system(&self) -> Option<String> {
+        let (agent, slow) = self.report()?.slow.iter().min_by_key(|(_, slow)| slow.speed_percent)?;
+        let percent = slow.speed_percent;
+        Some(format!("{agent} is slow: it computes at {percent} % of the speed of the other systems"))
     }
 
     /// Describes the systems that work, of `num_csx` that the attempt has.

@@ -38,6 +38,8 @@ const MAX_LOST_AGENTS: usize = 256;
 const MAX_LOST_MESSAGE_CHARS: usize = 256;
 /// Reason of an agent that the coordinator counts as lost although it runs.
 const UNRESPONSIVE: &str = "Unresponsive";
+/// Reason of an agent that computes much more slowly than the others.
+const SLOW: &str = "Slow";
 /// Reason of an agent whose node does not remove it.
 const NODE_LOST: &str = "NodeLost";
 
@@ -158,8 +160,19 @@ impl<'a> Decider<'a> {
             _ if self.is_unresponsive(agent) => {
                 lost(Loss::Unresponsive, UNRESPONSIVE, "it does not answer its coordinator".to_owned())
             }
-            _ => None,
+            _ => self.overdue_slowness(agent).and_then(|message| lost(Loss::Unresponsive, SLOW, message)),
         }
+    }
+
+    /// Describes why this instance of an agent is replaced, if it has been slow for as long as the job permits.
+    fn overdue_slowness(&self, agent: &ObservedAgent) -> Option<String> {
+        let slow = self.report()?.slow.get(&agent.id())?;
+        let bound = i64::from(self.spec.failure_policy.slow_after_seconds?);
+        // The report may be about the predecessor of this instance.
+        let since = agent.started.filter(|started| *started < slow.since).map(|_| slow.since)?;
+        let percent = slow.speed_percent;
+        (seconds(since, self.observed.now) >= bound)
+            .then(|| format!("it computed at {percent} % of the speed of the other systems for {bound} s"))
     }
 
     /// Returns whether the coordinator counts this instance of an agent as lost.

@@ -8,11 +8,12 @@
 //! * A coordinator that continues a run begins without the agents that it can do without, if they do not join within
 //!   [`JOIN_TIMEOUT`].
 
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
 use millrace_engine::coordinator::{Coordinator, CoordinatorEvent};
 use millrace_engine::message::AgentCommand;
 use millrace_engine::types::{AgentId, Role};
+use millrace_telemetry::unix_ms;
 
 use super::super::run_end::RunEnd;
 use super::CoordinatorDriver;
@@ -39,8 +40,7 @@ pub struct LostAgent {
 impl LostAgent {
     /// Describes an agent that is lost now.
     fn now() -> Self {
-        let unix_ms = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_millis();
-        Self { since: Instant::now(), unix_ms: u64::try_from(unix_ms).unwrap_or(u64::MAX), is_announced: false }
+        Self { since: Instant::now(), unix_ms: unix_ms(), is_announced: false }
     }
 
     /// Returns when the loss of `agent` is to be announced; `None` if it was.
@@ -89,6 +89,15 @@ impl CoordinatorDriver {
         }
     }
 
+    /// Reports how fast the systems compute, if an interval has ended.
+    pub(super) fn measure_speeds(&mut self) {
+        let Some(speeds) = self.speeds.measure(Instant::now()) else { return };
+        self.reporter.speeds(&speeds.relative);
+        if let Some(slow) = speeds.newly_slow {
+            self.reporter.set_slow_agents(&slow);
+        }
+    }
+
     /// Records the announced agents in the journal.
     pub(super) fn report_lost_agents(&mut self) {
         let announced = self.lost_agents.iter().filter(|(_, lost)| lost.is_announced);
@@ -109,6 +118,9 @@ impl CoordinatorDriver {
     fn end_membership(&mut self, agent: AgentId) -> Result<(), AgentError> {
         if self.joined.remove(&agent).is_none() {
             return Ok(());
+        }
+        if let Some(slow) = self.speeds.forget(agent) {
+            self.reporter.set_slow_agents(&slow);
         }
         self.lost_agents.insert(agent, LostAgent::now());
         self.handle_event(CoordinatorEvent::Lost { agent })

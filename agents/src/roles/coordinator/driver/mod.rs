@@ -30,7 +30,7 @@ use std::time::{Duration, Instant};
 
 use millrace_checkpoint::{ModelDirLock, Staging};
 use millrace_engine::coordinator::{Coordinator, CoordinatorCommand, CoordinatorEvent};
-use millrace_engine::message::AgentCommand;
+use millrace_engine::message::{AgentCommand, AgentReport};
 use millrace_engine::types::{AgentId, Epoch};
 use millrace_protocol::proto;
 use millrace_protocol::security::RejectionLog;
@@ -47,6 +47,7 @@ use super::journal::RunCommand;
 use super::reporter::{ReportedModel, Reporter};
 use super::resume::StartPoint;
 use super::run_end::RunEnd;
+use super::slow_systems::SystemSpeeds;
 use super::spans::Spans;
 use crate::control::job::CompiledJob;
 use crate::control::server::{AgentHandle, ControlEvent, ControlEvents, JoinedAgent, StreamNumber};
@@ -120,6 +121,8 @@ pub struct CoordinatorDriver {
     last_saved: Option<PublishedCheckpoint>,
     /// The agents that have not joined again since they were lost.
     lost_agents: BTreeMap<AgentId, LostAgent>,
+    /// How fast each system computes.
+    speeds: SystemSpeeds,
     /// When agents that have not joined yet are waited for no longer.
     join_deadline: Instant,
     /// The epoch in which a link failed, and when its backoff ends.
@@ -184,6 +187,7 @@ impl CoordinatorDriver {
             checkpoint_replies: Vec::new(),
             last_saved,
             lost_agents: BTreeMap::new(),
+            speeds: SystemSpeeds::new(Instant::now()),
             join_deadline: Instant::now() + JOIN_TIMEOUT,
             backoff: None,
             stop_by: None,
@@ -254,6 +258,9 @@ impl CoordinatorDriver {
             ControlEvent::Hello(number, hello) => self.on_hello(number, hello),
             ControlEvent::Report(agent, number, report) => {
                 if self.is_current(agent, number) {
+                    if let AgentReport::Leaves { work, .. } = &report {
+                        self.speeds.record(agent, *work);
+                    }
                     return self.handle_event(CoordinatorEvent::Report { agent, report });
                 }
                 Ok(())
@@ -360,7 +367,10 @@ impl CoordinatorDriver {
             }
             CoordinatorCommand::EvaluateNext(_) => self.next_checkpoint(),
             CoordinatorCommand::Evaluating => self.reporter.evaluating(),
-            CoordinatorCommand::ReportStep { record, metrics } => self.reporter.step(&record, &metrics),
+            CoordinatorCommand::ReportStep { record, metrics } => {
+                self.reporter.step(&record, &metrics);
+                self.measure_speeds();
+            }
             CoordinatorCommand::ReportSkip(skipped) => self.reporter.skipped(&skipped),
             CoordinatorCommand::ReportEvalBatch(evaluation) => self.reporter.eval_batch(&evaluation),
             CoordinatorCommand::ReportEvaluation(evaluation) => self.reporter.evaluated(&evaluation),
