@@ -5,6 +5,7 @@ use std::path::Path;
 use millrace_checkpoint::{CheckpointMetadata, Error, LoadStrictness, LockError, StepHistory};
 use millrace_emulator::numerics::NumericsProfile;
 use millrace_emulator::plan::StreamPlan;
+use millrace_engine::types::TrainingHistory;
 use millrace_params::JobSpec;
 use millrace_telemetry::journal::OutcomeReason;
 
@@ -50,6 +51,18 @@ pub fn imported_metadata(
         job: job.to_json(),
         recovery: false,
     })
+}
+
+/// Returns the history of a run as a checkpoint records it; the inverse of [`restored_history`].
+pub const fn recorded_history(history: TrainingHistory) -> StepHistory {
+    let TrainingHistory { skipped_batches, steps, mean_loss, mean_norm } = history;
+    StepHistory { skipped_batches, steps, mean_loss, mean_grad_norm: mean_norm }
+}
+
+/// Returns the history of a run that continues from a checkpoint.
+pub const fn restored_history(recorded: StepHistory) -> TrainingHistory {
+    let StepHistory { skipped_batches, steps, mean_loss, mean_grad_norm } = recorded;
+    TrainingHistory { skipped_batches, steps, mean_loss, mean_norm: mean_grad_norm }
 }
 
 /// Returns how strictly the tensors of a checkpoint must match the job's model.

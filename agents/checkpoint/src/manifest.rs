@@ -67,7 +67,7 @@ pub struct CheckpointMetadata {
     pub loss: Option<f32>,
     /// Global gradient norm of the step; `None` before the first.
     pub grad_norm: Option<f32>,
-    /// The steps up to this one, as far as they decide about later ones.
+    /// Skipped batches and means up to the step.
     pub history: StepHistory,
     /// Notes for later readers, such as "numerics profile changed by flag at step 40".
     pub notes: Vec<String>,
@@ -77,7 +77,7 @@ pub struct CheckpointMetadata {
     pub recovery: bool,
 }
 
-/// The batches that a run skipped because their loss jumped, and the means that decide about jumps.
+/// Number of skipped batches, and means of loss and gradient norm, over the steps up to a checkpoint.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct StepHistory {
     /// Number of batches that were skipped: the next step reads so many batches later.

@@ -123,7 +123,7 @@ impl Checkpoint {
         &self.manifest.numerics_profile
     }
 
-    /// Returns the steps up to this one, as far as they decide about later ones.
+    /// Returns skipped batches and means up to the step.
     pub fn history(&self) -> StepHistory {
         self.manifest.history
     }

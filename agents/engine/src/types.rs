@@ -73,6 +73,13 @@ impl IterationKind {
         matches!(self, IterationKind::Train { .. })
     }
 
+    /// Returns the step that is computed, or the number of updates in the evaluated weights.
+    pub const fn step(self) -> u64 {
+        match self {
+            IterationKind::Train { step, .. } | IterationKind::Eval { step, .. } => step,
+        }
+    }
+
     /// Returns the number of updates that the streamed weights must have.
     pub const fn required_step(self) -> u64 {
         match self {
@@ -162,11 +169,11 @@ pub struct CommitRecord {
     pub norm: f32,
     /// Number of tokens of the step.
     pub tokens: u64,
-    /// What decides about the batch and the spikes of the next step.
+    /// Skipped batches and means up to this step.
     pub history: TrainingHistory,
 }
 
-/// The steps up to a commit, as far as they decide about later ones.
+/// Number of skipped batches, and means of loss and gradient norm, over the steps up to a commit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct TrainingHistory {
     /// Number of batches that were skipped.

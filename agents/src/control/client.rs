@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use millrace_emulator::numerics::Isa;
 use millrace_engine::message::{AgentCommand, AgentReport, ShardState};
-use millrace_engine::types::AgentId;
+use millrace_engine::types::{AgentId, ComputeWork};
 use millrace_protocol::proto::{self, control_client::ControlClient, from_agent, to_agent};
 use millrace_protocol::{codec, error_chain};
 use millrace_telemetry::logs::{LogRecord, Logger};
@@ -118,9 +118,9 @@ impl MessageSender {
     }
 
     /// Sends the usage of this process so far.
-    fn send_usage(&self, metrics: &RoleMetrics, work: ComputeUsage) {
+    fn send_usage(&self, metrics: &RoleMetrics, usage: ComputeUsage) {
         let mut stalls = metrics.stall().totals();
-        stalls[StallReason::Commit] -= work.idle_at_end;
+        stalls[StallReason::Commit] -= usage.idle_at_end;
         let memory = ProcessMemory::now();
         self.send(from_agent::Message::Usage(proto::Usage {
             stall_seconds: stalls.iter().map(|(reason, seconds)| (reason.as_str().to_owned(), seconds)).collect(),
@@ -128,8 +128,8 @@ impl MessageSender {
             bytes_out: metrics.total_bytes(Way::Out),
             rss_bytes: memory.map_or(0, |memory| memory.resident),
             peak_rss_bytes: memory.map_or(0, |memory| memory.peak),
-            busy_seconds: work.seconds,
-            flops: work.flops,
+            busy_seconds: usage.computed.seconds,
+            flops: usage.computed.flops,
         }));
     }
 }
@@ -137,9 +137,7 @@ impl MessageSender {
 /// The amount of computation done.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ComputeUsage {
-    /// Seconds of computing.
-    pub seconds: f64,
-    pub flops: u64,
+    pub computed: ComputeWork,
     /// Seconds of waiting after the last iteration; not counted as stall time.
     pub idle_at_end: f64,
 }

@@ -153,7 +153,7 @@ impl AgentSpans {
                 }
             }
             AgentReport::Prepared { step, .. } => {
-                let is_prepared = |task| matches!(task, IterationKind::Train { step: current, .. } if current == *step);
+                let is_prepared = |task: IterationKind| task.is_training() && task.step() == *step;
                 if let Some(step) = open.step.as_mut().filter(|step| is_prepared(step.iteration.task)) {
                     step.begin_phase(StepPhase::AwaitCommit);
                 }

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use millrace_engine::slots::Direction;
-use millrace_engine::types::{AgentId, Iteration, IterationKind};
+use millrace_engine::types::{AgentId, Iteration};
 use millrace_protocol::packet::Packet;
 
 use crate::links::{LinkKey, LinkSender};
@@ -79,8 +79,6 @@ impl IterationSteps {
     /// Returns the step of an iteration; 0 if it is unknown.
     pub fn of(&self, number: u64) -> u64 {
         let iteration = self.0.iter().find(|iteration| iteration.number == number);
-        iteration.map_or(0, |iteration| match iteration.task {
-            IterationKind::Train { step, .. } | IterationKind::Eval { step, .. } => step,
-        })
+        iteration.map_or(0, |iteration| iteration.task.step())
     }
 }

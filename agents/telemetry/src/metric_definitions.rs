@@ -12,7 +12,7 @@
 //! | `millrace_loss`, `millrace_grad_norm`, `millrace_learning_rate` | gauge | coordinator | of the last committed step |
 //! | `millrace_eval_loss` | gauge | coordinator | of the last evaluation |
 //! | `millrace_samples_total`, `millrace_tokens_total` | counter | coordinator | trained on by this attempt |
-//! | `millrace_skipped_batches_total` | counter | coordinator | batches skipped by this attempt because their loss spiked |
+//! | `millrace_skipped_batches_total` | counter | coordinator | batches that this attempt skipped after a spike |
 //! | `millrace_relative_speed{agent}` | gauge | coordinator | speed of a system's computing, over the others' median |
 //! | `millrace_checkpoint_step` | gauge | coordinator | step of the newest complete checkpoint |
 //! | `millrace_loader_workers_replaced_total` | counter | activation server | workers of Python datasets that failed |

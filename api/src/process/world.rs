@@ -77,8 +77,8 @@ impl ProcessWorld {
         for job in objects.live_jobs().await? {
             let uid = job.uid().unwrap_or_default();
             let status = job.status.unwrap_or_default();
-            if let Some(model_dir) = status.resolved.as_ref().and_then(|resolved| resolved.model_dir.as_ref()) {
-                copy_journal_files(objects.store(), &uid, Path::new(model_dir)).await;
+            if let Some(model_dir) = model_dir_of(&status) {
+                copy_journal_files(objects.store(), &uid, model_dir).await;
             }
             if let Some(attempt) = status.attempt.filter(|_| status.is(ConditionType::Admitted)) {
                 running_attempts.insert(uid, RunningAttempt { attempt, process_group: None, kill_time: None });
@@ -135,10 +135,9 @@ impl ProcessWorld {
     async fn complete_history(&self, old: &TrainJobStatus, decided: &TrainJob) {
         let Some(status) = decided.status.as_ref() else { return };
         let finishes = status.is(ConditionType::Finished) && !old.is(ConditionType::Finished);
-        let model_dir = status.resolved.as_ref().and_then(|resolved| resolved.model_dir.as_ref());
-        if let Some(model_dir) = model_dir.filter(|_| finishes) {
+        if let Some(model_dir) = model_dir_of(status).filter(|_| finishes) {
             let uid = decided.uid().unwrap_or_default();
-            copy_journal_files(self.objects.store(), &uid, Path::new(model_dir)).await;
+            copy_journal_files(self.objects.store(), &uid, model_dir).await;
         }
     }
 
@@ -175,6 +174,11 @@ enum LocalRunError {
     /// The job can't use a path.
     #[error(transparent)]
     Path(#[from] PathError),
+}
+
+/// Returns the model_dir of a resolved job.
+fn model_dir_of(status: &TrainJobStatus) -> Option<&Path> {
+    status.resolved.as_ref()?.model_dir.as_deref().map(Path::new)
 }
 
 /// Copies the entries of a job's journal that only its files have. A failure is logged.

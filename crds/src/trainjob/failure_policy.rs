@@ -1,15 +1,16 @@
 //! The part of a job's spec about failures.
 
 use kube::KubeSchema;
-use kube::core::{Reason, Rule};
 use millrace_params::LossSpikeSpec;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use super::optional_immutable;
+
 /// What happens after failures of agents, and after spikes of the loss.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
-#[x_kube(validation = loss_spike_is_immutable())]
+#[x_kube(validation = optional_immutable("lossSpike"))]
 pub struct FailurePolicy {
     /// Maximum number of restarts from the last committed step without progress between them; after that, the job ends
     /// as RetriesExhausted. An attempt makes progress if it trains for ten minutes and saves a later checkpoint than it
@@ -82,14 +83,4 @@ impl Default for FailurePolicy {
     fn default() -> Self {
         Self { max_restarts: default_restarts(), slow_after_seconds: None, loss_spike: None }
     }
-}
-
-fn loss_spike_is_immutable() -> Rule {
-    Rule::new(
-        "has(self.lossSpike) == has(oldSelf.lossSpike) && \
-         (!has(self.lossSpike) || self.lossSpike == oldSelf.lossSpike)",
-    )
-    .message("lossSpike is immutable: create another job instead")
-    .field_path(".lossSpike")
-    .reason(Reason::FieldValueForbidden)
 }

@@ -81,7 +81,7 @@ pub struct CoordinatorReport {
     /// Agents that the coordinator counts as lost, such as `cs2-1`, and since when.
     pub unresponsive: BTreeMap<String, Timestamp>,
     /// Systems that compute much more slowly than the others, such as `cs2-1`.
-    pub slow: BTreeMap<String, SlowSystem>,
+    pub slow_systems: BTreeMap<String, SlowSystem>,
     /// The step at which the attempt resumed, and the number of later steps that run again; `None` if nothing was
     /// trained before.
     pub resumed: Option<(u64, u64)>,

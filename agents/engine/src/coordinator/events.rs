@@ -153,7 +153,7 @@ pub enum CoordinatorCommand {
         digests: Vec<ChunkDigests>,
         /// The commit of its step, if any.
         record: Option<CommitRecord>,
-        /// The steps up to this one.
+        /// Skipped batches and means up to its step.
         history: TrainingHistory,
         /// Epoch of its writers.
         epoch: Epoch,

@@ -157,7 +157,8 @@ impl Coordinator {
         out: &mut Vec<CoordinatorCommand>,
     ) {
         let Some(current) = &mut self.current else { return };
-        if !matches!(current.iteration.task, IterationKind::Train { step: current, .. } if current == step) {
+        let task = current.iteration.task;
+        if !task.is_training() || task.step() != step {
             return;
         }
         for &(chunk, norm) in norms {
@@ -187,10 +188,9 @@ impl Coordinator {
             self.on_spike(Spike { reason, cause: FailureCause::NotFinite }, out);
             return;
         }
-        let largest = (0..norms.len()).max_by(|&a, &b| norms[a].total_cmp(&norms[b])).unwrap_or(0);
-        let (scale, norm) = gradient_scale(norms, factor, self.policy.clip);
+        let (scale, norm) = gradient_scale(norms.iter().copied(), factor, self.policy.clip);
         let (loss, norm) = ((total.loss * factor) as f32, norm as f32);
-        if let Some(spike) = self.find_jump(loss, norm, largest) {
+        if let Some(spike) = self.find_jump(loss, norm, &norms) {
             self.on_spike(spike, out);
             return;
         }

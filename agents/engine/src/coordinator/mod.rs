@@ -35,7 +35,7 @@ use millrace_emulator::placement::Placement;
 use millrace_emulator::plan::StreamPlan;
 
 use crate::message::{AgentCommand, AgentReport, FailureCause, ParameterSource, ShardState};
-use crate::types::{AgentId, CommitRecord, Epoch, Role, TrainingHistory};
+use crate::types::{AgentId, CommitRecord, Epoch, Role};
 
 pub use events::{CoordinatorCommand, CoordinatorEvent, Evaluation, RequiredAgents, RunOutcome};
 pub use link_failures::{INITIAL_LINK_BACKOFF, MAX_LINK_BACKOFF, MAX_LINK_FAILURES};
@@ -76,8 +76,6 @@ pub struct Coordinator {
     policy: RunPolicy,
     required: RequiredAgents,
     source: ParameterSource,
-    /// The steps up to `source`.
-    source_history: TrainingHistory,
     /// What all shards load after one of them has lost its parameters.
     restore_point: RestorePoint,
     /// Sources to evaluate after `source`, in order.
@@ -137,7 +135,6 @@ impl Coordinator {
             evaluated_step: done.evaluated.then_some(source.step()),
             restore_point: RestorePoint { source: source.clone(), is_saved: done.saved, history: resume_state.history },
             source,
-            source_history: resume_state.history,
             remaining_sources: VecDeque::new(),
             epoch: Epoch { attempt, number: 0 },
             phase: Phase::Gathering,

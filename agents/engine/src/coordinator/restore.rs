@@ -21,6 +21,7 @@ pub(super) struct RestorePoint {
     pub(super) source: ParameterSource,
     /// Whether it is a checkpoint of this run, so that none has to be written at its step.
     pub(super) is_saved: bool,
+    /// Skipped batches and means up to it.
     pub(super) history: TrainingHistory,
 }
 
@@ -49,11 +50,11 @@ impl Coordinator {
         }
         // A shard may still record a commit that it has not acknowledged.
         let is_settled = self.pending_commit.is_none();
-        let RestorePoint { source, is_saved, history } = self.restore_point.clone();
+        let RestorePoint { source, is_saved, .. } = self.restore_point.clone();
         let (from, to) = (source.step(), self.step);
         out.push(CoordinatorCommand::ReportRestore { shard: lost, from, to });
         (self.checkpoint, self.failed_save, self.pending_commit, self.record) = (None, None, None, None);
-        (self.source, self.source_history, self.step, self.skips_of_step) = (source, history, from, 0);
+        (self.source, self.step, self.skips_of_step) = (source, from, 0);
         self.done = StepProgress { evaluated: self.is_evaluated(from), saved: is_saved };
         let is_there = |state: &ShardState| is_settled && state.loaded && state.committed == from;
         let others = states.iter().filter(|(_, state)| !is_there(state)).map(|&(shard, _)| shard);

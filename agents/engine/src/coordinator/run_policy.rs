@@ -107,7 +107,7 @@ pub struct ResumeState {
     pub step: u64,
     /// Actions done at that step.
     pub done: StepProgress,
-    /// The steps up to the source of the parameters.
+    /// Skipped batches and means up to the source of the parameters.
     pub history: TrainingHistory,
 }
 

@@ -1,5 +1,5 @@
-//! Spikes: a step whose loss or gradient norm is not finite, or far above that of the steps before it. It is decided
-//! before the commit, so that no parameters change and nothing has to be rolled back.
+//! Handles spikes: steps whose loss or gradient norm is not finite, or far above its mean over recent steps. The
+//! coordinator detects a spike before the commit, when no parameter has changed, so that nothing has to be rolled back.
 //!
 //! ```text
 //!  step         119   120                120   121
@@ -95,9 +95,10 @@ impl SpikePolicy {
 }
 
 impl Coordinator {
-    /// Returns the history up to the newest committed step.
+    /// Returns the history up to the newest committed step. Before the first commit, the parameters are those of the
+    /// restore point.
     pub(super) fn history(&self) -> TrainingHistory {
-        self.record.map_or(self.source_history, |record| record.history)
+        self.record.map_or(self.restore_point.history, |record| record.history)
     }
 
     /// Returns the number of the batch for the next step.
@@ -115,11 +116,12 @@ impl Coordinator {
         }
     }
 
-    /// Returns how loss or norm of the next step have jumped. `largest` is the chunk with the largest gradient.
-    pub(super) fn find_jump(&self, loss: f32, norm: f32, largest: ChunkId) -> Option<Spike> {
+    /// Returns the spike of the next step if its loss or its gradient norm has jumped. `norms` are the squared norms of
+    /// the gradients of all chunks.
+    pub(super) fn find_jump(&self, loss: f32, norm: f32, norms: &[f64]) -> Option<Spike> {
         let (spikes, history, step) = (self.policy.spikes?, self.history(), self.step + 1);
-        let group = self.group_name(largest);
-        let reason = spikes.describe_jump(&history, step, (loss, norm), group)?;
+        let largest = (0..norms.len()).max_by(|&a, &b| norms[a].total_cmp(&norms[b]))?;
+        let reason = spikes.describe_jump(&history, step, (loss, norm), self.group_name(largest))?;
         Some(Spike { reason, cause: FailureCause::LossSpike })
     }
 
@@ -156,6 +158,7 @@ impl Coordinator {
         self.restart_gathering();
     }
 
+    /// Ends the run with the spike as its failure.
     pub(super) fn end_at_spike(&mut self, Spike { reason, cause }: Spike, out: &mut Vec<CoordinatorCommand>) {
         let skip = match self.policy.spikes {
             Some(SpikePolicy { skip: true, .. }) => "",

@@ -18,13 +18,7 @@ pub struct Reference {
 }
 
 impl Reference {
-    /// Returns the history after `step` updates.
-    pub fn history(&self, step: u64) -> TrainingHistory {
-        let commit = (step as usize).checked_sub(1).map(|at| &self.commits[at]);
-        commit.map_or_else(TrainingHistory::default, |commit| commit.history)
-    }
-
-    /// Returns `None` if too many batches in a row spike.
+    /// Makes all updates and evaluations. Returns `None` if too many batches in a row spike.
     pub fn new(plan: &StreamPlan, policy: &RunPolicy) -> Option<Self> {
         let first = (0..plan.chunks.len()).map(|chunk| Parameters::initial(plan, chunk)).collect();
         let mut reference = Self { states: vec![first], commits: Vec::new(), evaluations: Vec::new() };
@@ -35,6 +29,12 @@ impl Reference {
             }
         }
         Some(reference)
+    }
+
+    /// Returns the history after `step` updates.
+    pub fn history(&self, step: u64) -> TrainingHistory {
+        let commit = (step as usize).checked_sub(1).map(|at| &self.commits[at]);
+        commit.map_or_else(TrainingHistory::default, |commit| commit.history)
     }
 
     fn weights(&self, plan: &StreamPlan, step: u64, layer: usize) -> Vec<Vec<f32>> {

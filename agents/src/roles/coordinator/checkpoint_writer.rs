@@ -3,13 +3,11 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use millrace_checkpoint::{
-    Checkpoint, CheckpointMetadata, Digest, ModelDirLock, Moments, Staging, StepHistory, WriterEpoch,
-};
+use millrace_checkpoint::{Checkpoint, CheckpointMetadata, Digest, ModelDirLock, Moments, Staging, WriterEpoch};
 use millrace_engine::message::{ChunkDigests, SnapshotRequest};
 use millrace_engine::types::{CommitRecord, Epoch, TrainingHistory};
 
-use crate::checkpoints::checkpoint_failure;
+use crate::checkpoints::{checkpoint_failure, recorded_history};
 use crate::control::job::CompiledJob;
 use crate::error::AgentError;
 
@@ -58,7 +56,8 @@ impl CheckpointWriter {
         &self,
         mut staging: Staging,
         digests: Vec<ChunkDigests>,
-        (record, history): (Option<CommitRecord>, TrainingHistory),
+        record: Option<CommitRecord>,
+        history: TrainingHistory,
         recovery: bool,
     ) -> Result<PublishedCheckpoint, AgentError> {
         let failed = checkpoint_failure;
@@ -87,12 +86,7 @@ impl CheckpointWriter {
             optimizer: job.optimizer.kind.name().to_owned(),
             loss: record.map(|record| record.loss),
             grad_norm: record.map(|record| record.norm),
-            history: StepHistory {
-                skipped_batches: history.skipped_batches,
-                steps: history.steps,
-                mean_loss: history.mean_loss,
-                mean_grad_norm: history.mean_norm,
-            },
+            history: recorded_history(history),
             notes: self.notes.clone(),
             job: job.to_json(),
             recovery: false,

@@ -172,16 +172,19 @@ impl Reporter {
     }
 
     /// Sets the speed of each system relative to the others.
-    pub fn speeds(&self, relative: &[(AgentId, f64)]) {
+    pub fn set_relative_speeds(&self, relative: &[(AgentId, f64)]) {
         for (agent, relative) in relative {
             self.gauges.relative_speed.with([&agent.to_string()]).set(*relative);
         }
     }
 
-    /// Records which agents are slow, and warns of each new one.
+    /// Records which agents are slow, if these have changed, and warns of each new one.
     pub fn set_slow_agents(&mut self, slow: &BTreeMap<AgentId, SlowAgent>) {
         let by_name: BTreeMap<String, SlowAgent> =
             slow.iter().map(|(agent, slow)| (agent.to_string(), *slow)).collect();
+        if by_name == self.state.slow_agents {
+            return;
+        }
         for (agent, slow) in by_name.iter().filter(|(agent, _)| !self.state.slow_agents.contains_key(*agent)) {
             let percent = slow.speed_percent;
             tracing::warn!(

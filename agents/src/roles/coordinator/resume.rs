@@ -14,7 +14,9 @@ use millrace_engine::types::TrainingHistory;
 use millrace_params::{InputSpec, JobSpec, Mode};
 
 use super::checkpoint_writer::PublishedCheckpoint;
-use crate::checkpoints::{self, check_last_step, checkpoint_failure, imported_metadata, load_strictness};
+use crate::checkpoints::{
+    self, check_last_step, checkpoint_failure, imported_metadata, load_strictness, restored_history,
+};
 use crate::control::job::{BatchCuts, CompiledJob, JobDocument};
 use crate::error::AgentError;
 use crate::launch::LaunchDocument;
@@ -32,7 +34,7 @@ pub struct StartPoint {
     pub from: Option<LineagePoint>,
     /// Numerics profile of the checkpoint, JSON; `None` for initial values.
     pub profile: Option<String>,
-    /// The steps up to this one, as far as they decide about later ones.
+    /// Skipped batches and means up to `step`.
     pub history: TrainingHistory,
     /// Sentences for the user.
     pub report: Vec<String>,
@@ -190,19 +192,9 @@ fn start_from_checkpoint(
         from: is_own.then(|| checkpoint.lineage_point()),
         profile: Some(profile_of(checkpoint, &compiled.job, step)),
         // A run that counts from step 0 again reads the data from the beginning.
-        history: if states.global_step { history_of(checkpoint) } else { TrainingHistory::default() },
+        history: if states.global_step { restored_history(checkpoint.history()) } else { TrainingHistory::default() },
         report,
     })
-}
-
-fn history_of(checkpoint: &Checkpoint) -> TrainingHistory {
-    let recorded = checkpoint.history();
-    TrainingHistory {
-        skipped_batches: recorded.skipped_batches,
-        steps: recorded.steps,
-        mean_loss: recorded.mean_loss,
-        mean_norm: recorded.mean_grad_norm,
-    }
 }
 
 /// Returns the numerics profile of `checkpoint`, JSON, as far as a run of `job` that continues at `step` can keep it:

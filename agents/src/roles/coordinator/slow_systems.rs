@@ -46,15 +46,6 @@ impl MeasuredWork {
     }
 }
 
-/// The result of an interval.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct MeasuredSpeeds {
-    /// The speed of each system that computed, relative to the median of the others.
-    pub relative: Vec<(AgentId, f64)>,
-    /// The systems that are slow, if these have changed.
-    pub newly_slow: Option<BTreeMap<AgentId, SlowAgent>>,
-}
-
 impl SystemSpeeds {
     /// Creates speeds that are measured from `now` on.
     pub fn new(now: Instant) -> Self {
@@ -71,14 +62,19 @@ impl SystemSpeeds {
         measured.last = work;
     }
 
-    /// Forgets a system that is lost. Returns the other slow systems, if it was one of them.
-    pub fn forget(&mut self, system: AgentId) -> Option<BTreeMap<AgentId, SlowAgent>> {
+    /// Forgets a system that is lost.
+    pub fn forget(&mut self, system: AgentId) {
         self.systems.remove(&system);
-        self.slow.remove(&system).map(|_| self.slow.clone())
+        self.slow.remove(&system);
     }
 
-    /// Returns the speeds, if an interval has ended.
-    pub fn measure(&mut self, now: Instant) -> Option<MeasuredSpeeds> {
+    /// Returns the systems that are slow.
+    pub const fn slow(&self) -> &BTreeMap<AgentId, SlowAgent> {
+        &self.slow
+    }
+
+    /// Returns the speed of each system that computed, relative to the median of the others, if an interval has ended.
+    pub fn measure(&mut self, now: Instant) -> Option<Vec<(AgentId, f64)>> {
         if now.duration_since(self.began) < MEASURING_INTERVAL {
             return None;
         }
@@ -90,7 +86,6 @@ impl SystemSpeeds {
             .iter()
             .filter_map(|(system, speed)| Some((*system, speed / median_of_others(&speeds, *system)?)))
             .collect();
-        let before = self.slow.clone();
         for &(system, relative) in &relative {
             let percent = (relative * 100.0).round() as u32;
             if percent >= RECOVERED_PERCENT {
@@ -101,8 +96,7 @@ impl SystemSpeeds {
                     .or_insert_with(|| SlowAgent { since_unix_ms: unix_ms(), speed_percent: percent });
             }
         }
-        let newly_slow = (self.slow != before).then(|| self.slow.clone());
-        Some(MeasuredSpeeds { relative, newly_slow })
+        Some(relative)
     }
 }
 
@@ -123,7 +117,7 @@ mod tests {
     }
 
     /// Lets each system compute for `seconds[index]` on the same work, and returns the result of the interval.
-    fn interval(speeds: &mut SystemSpeeds, at: u64, began: Instant, seconds: &[f64]) -> MeasuredSpeeds {
+    fn interval(speeds: &mut SystemSpeeds, at: u64, began: Instant, seconds: &[f64]) -> Vec<(AgentId, f64)> {
         for (index, seconds) in (0..).zip(seconds) {
             let before = speeds.systems.get(&system(index)).map_or(ComputeWork::default(), |work| work.last);
             speeds.record(system(index), before);
@@ -138,25 +132,28 @@ mod tests {
     fn slow_system_is_named_until_it_recovers() {
         let began = Instant::now();
         let mut speeds = SystemSpeeds::new(began);
-        let names = |found: &MeasuredSpeeds| {
-            let slow = found.newly_slow.as_ref()?;
-            Some(slow.iter().map(|(system, slow)| (system.index, slow.speed_percent)).collect::<Vec<_>>())
+        let slow = |speeds: &SystemSpeeds| {
+            speeds.slow().iter().map(|(system, slow)| (system.index, slow.speed_percent)).collect::<Vec<_>>()
         };
-        assert_eq!(names(&interval(&mut speeds, 1, began, &[1.0, 1.125, 1.25])), None);
-        let found = interval(&mut speeds, 2, began, &[1.0, 4.0, 1.0]);
-        assert_eq!((names(&found), found.relative[1]), (Some(vec![(1, 25)]), (system(1), 0.25)));
-        assert_eq!(names(&interval(&mut speeds, 3, began, &[1.0, 1.75, 1.0])), None, "slow until it is above 70 %");
-        assert_eq!(names(&interval(&mut speeds, 4, began, &[1.0, 1.25, 1.0])), Some(vec![]));
+        interval(&mut speeds, 1, began, &[1.0, 1.125, 1.25]);
+        assert_eq!(slow(&speeds), []);
+        let relative = interval(&mut speeds, 2, began, &[1.0, 4.0, 1.0]);
+        assert_eq!((slow(&speeds), relative[1]), (vec![(1, 25)], (system(1), 0.25)));
+        interval(&mut speeds, 3, began, &[1.0, 1.75, 1.0]);
+        assert_eq!(slow(&speeds), [(1, 25)], "slow until it is above 70 %");
+        interval(&mut speeds, 4, began, &[1.0, 1.25, 1.0]);
+        assert_eq!(slow(&speeds), []);
     }
 
     #[test]
     fn lost_system_is_forgotten_and_a_single_one_is_never_slow() {
         let began = Instant::now();
         let mut speeds = SystemSpeeds::new(began);
-        assert!(interval(&mut speeds, 1, began, &[1.0, 4.0]).newly_slow.is_some());
-        assert_eq!(speeds.forget(system(1)), Some(BTreeMap::new()));
-        assert_eq!(speeds.forget(system(1)), None);
-        assert_eq!(interval(&mut speeds, 2, began, &[9.0]).relative, []);
+        interval(&mut speeds, 1, began, &[1.0, 4.0]);
+        assert!(speeds.slow().contains_key(&system(1)));
+        speeds.forget(system(1));
+        assert_eq!(*speeds.slow(), BTreeMap::new());
+        assert_eq!(interval(&mut speeds, 2, began, &[9.0]), []);
         // The work of a new epoch counts from zero.
         speeds.record(system(0), ComputeWork { seconds: 0.5, flops: 10 });
         assert_eq!(speeds.systems[&system(0)].speed(), None);

@@ -13,7 +13,7 @@ use millrace_engine::frame::Frame;
 use millrace_engine::message::AgentReport;
 use millrace_engine::payload::Payload;
 use millrace_engine::system::{System, SystemAction, WaitReason};
-use millrace_engine::types::{AgentId, ComputeWork, Iteration, IterationKind, LeafResult, OtherLosses, Role};
+use millrace_engine::types::{AgentId, Iteration, IterationKind, LeafResult, OtherLosses, Role};
 use millrace_protocol::codec::{self, LinkContext};
 use millrace_protocol::proto;
 use millrace_telemetry::journal::OutcomeReason;
@@ -21,7 +21,7 @@ use millrace_telemetry::metric_definitions::RoleMetrics;
 use millrace_telemetry::stall::StallReason;
 
 use super::samples::RoundInputs;
-use super::{ComputeInput, EpochStart, NO_USAGE};
+use super::{ComputeInput, EpochStart};
 use crate::control::client::{ComputeUsage, MessageSender};
 use crate::control::job::CompiledJob;
 use crate::error::AgentError;
@@ -33,7 +33,7 @@ pub(super) struct ComputeWorker {
     outbox: MessageSender,
     metrics: RoleMetrics,
     inputs: Receiver<ComputeInput>,
-    work: ComputeUsage,
+    usage: ComputeUsage,
 }
 
 /// Maximum rounds whose samples are requested or received but not used yet.
@@ -149,7 +149,7 @@ impl ComputeWorker {
         metrics: RoleMetrics,
         inputs: Receiver<ComputeInput>,
     ) -> Self {
-        Self { job, threads, outbox, metrics, inputs, work: NO_USAGE }
+        Self { job, threads, outbox, metrics, inputs, usage: ComputeUsage::default() }
     }
 
     /// Computes until the driver has dropped its sender; returns the work done.
@@ -159,7 +159,7 @@ impl ComputeWorker {
         loop {
             match self.advance(&mut current) {
                 Ok(true) => {}
-                Ok(false) => return Ok(self.work),
+                Ok(false) => return Ok(self.usage),
                 Err(EpochError::Own(failure)) => return Err(failure),
                 Err(EpochError::Peer(peer, reason)) => self.link_lost(current.take(), peer, &reason),
             }
@@ -185,7 +185,8 @@ impl ComputeWorker {
             let input = self.inputs.recv();
             drop(waiting);
             let Ok(input) = input else {
-                self.work.idle_at_end = if reason == StallReason::Commit { began.elapsed().as_secs_f64() } else { 0.0 };
+                self.usage.idle_at_end =
+                    if reason == StallReason::Commit { began.elapsed().as_secs_f64() } else { 0.0 };
                 return Ok(false);
             };
             self.handle_input(current, input)?;
@@ -310,8 +311,8 @@ impl ComputeWorker {
                     Pass::Forward => current.device.forward(layer).map_err(device_failure)?,
                     Pass::Backward => current.device.backward(layer).map_err(device_failure)?,
                 }
-                self.work.seconds += began.elapsed().as_secs_f64();
-                self.work.flops = current.device.flops();
+                self.usage.computed.seconds += began.elapsed().as_secs_f64();
+                self.usage.computed.flops = current.device.flops();
             }
             SystemAction::Report { iteration } => {
                 let result = |loss: &millrace_emulator::device::LeafLoss| LeafResult {
@@ -332,7 +333,7 @@ impl ComputeWorker {
                     epoch: current.start.epoch,
                     iteration: iteration.number,
                     results,
-                    work: ComputeWork { seconds: self.work.seconds, flops: current.device.flops() },
+                    work: self.usage.computed,
                 });
             }
             SystemAction::Send { keys, at } => {
@@ -358,8 +359,7 @@ impl ComputeWorker {
         current.requested_rounds = current.requested_rounds.saturating_sub(1);
         self.request_samples(current);
         let RoundStart { iteration, leaves, .. } = begin;
-        let (IterationKind::Train { step, .. } | IterationKind::Eval { step, .. }) = iteration.task;
-        current.step = step;
+        current.step = iteration.task.step();
         let (first, of_leaf, evaluation) = self.batch(iteration.task);
         let count = leaves.len() as u64 * u64::from(of_leaf);
         let decoded = RoundInputs::decode(&self.job.plan.graph, reply, count)

@@ -90,7 +90,7 @@ pub async fn run(context: RoleContext, terminate: Signal) -> Result<(), AgentErr
         tokio::select! {
             heard = driver.session.next(), if !finished => match heard? {
                 SessionEvent::Command(AgentCommand::Finish) | SessionEvent::Leave if reported => {
-                    driver.session.leave(&driver.context.metrics, NO_USAGE).await;
+                    driver.session.leave(&driver.context.metrics, ComputeUsage::default()).await;
                     return Ok(());
                 }
                 SessionEvent::Command(AgentCommand::Finish) | SessionEvent::Leave => {
@@ -283,6 +283,3 @@ async fn fetch(
     }
     Ok(())
 }
-
-/// The work of a system that has not computed yet.
-pub(super) const NO_USAGE: ComputeUsage = ComputeUsage { seconds: 0.0, flops: 0, idle_at_end: 0.0 };

@@ -143,7 +143,7 @@ impl<W: World> Listener<'_, W> {
                     let lost = state.lost_agents.iter();
                     report.unresponsive = lost.map(|(agent, since)| (agent.clone(), timestamp(*since))).collect();
                     let slow = state.slow_agents.into_iter();
-                    report.slow = slow.map(|(agent, slow)| (agent, observed_slow_agent(slow))).collect();
+                    report.slow_systems = slow.map(|(agent, slow)| (agent, slow_system(slow))).collect();
                     report.resumed = state.resumed.map(|resumed| (resumed.step, resumed.repeated_steps));
                     if state.state != RunPhase::Starting && is_news {
                         report.advanced = Some(at);
@@ -183,7 +183,7 @@ impl<W: World> Listener<'_, W> {
     }
 }
 
-fn observed_slow_agent(slow: SlowAgent) -> SlowSystem {
+fn slow_system(slow: SlowAgent) -> SlowSystem {
     SlowSystem { since: timestamp(slow.since_unix_ms), speed_percent: slow.speed_percent }
 }
 

@@ -186,7 +186,7 @@ fn slow_system_is_named_and_replaced_after_its_time() {
     let mut world = replaceable();
     let since = world.seen.now;
     let slow = SlowSystem { since, speed_percent: 31 };
-    world.report(|report| report.slow = [("cs2-0".to_owned(), slow)].into());
+    world.report(|report| report.slow_systems = [("cs2-0".to_owned(), slow)].into());
     world.advance_time(600);
     assert_eq!((world.visit(), removed(&world)), (JobState::Training, Vec::new()), "without a bound it stays");
     let message = world.message(ConditionType::Succeeded);

@@ -80,7 +80,7 @@ impl Decider<'_> {
 
     /// Describes the slowest of the systems that are slow; `None` if there is none.
     fn describe_slow_system(&self) -> Option<String> {
-        let (agent, slow) = self.report()?.slow.iter().min_by_key(|(_, slow)| slow.speed_percent)?;
+        let (agent, slow) = self.report()?.slow_systems.iter().min_by_key(|(_, slow)| slow.speed_percent)?;
         let percent = slow.speed_percent;
         Some(format!("{agent} is slow: it computes at {percent} % of the speed of the other systems"))
     }

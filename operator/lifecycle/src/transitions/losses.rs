@@ -166,12 +166,12 @@ impl<'a> Decider<'a> {
 
     /// Describes why this instance of an agent is replaced, if it has been slow for as long as the job permits.
     fn overdue_slowness(&self, agent: &ObservedAgent) -> Option<String> {
-        let slow = self.report()?.slow.get(&agent.id())?;
+        let slow = self.report()?.slow_systems.get(&agent.id())?;
         let bound = i64::from(self.spec.failure_policy.slow_after_seconds?);
         // The report may be about the predecessor of this instance.
-        let since = agent.started.filter(|started| *started < slow.since).map(|_| slow.since)?;
+        let is_about_it = agent.started.is_some_and(|started| started < slow.since);
         let percent = slow.speed_percent;
-        (seconds(since, self.observed.now) >= bound)
+        (is_about_it && seconds(slow.since, self.observed.now) >= bound)
             .then(|| format!("it computed at {percent} % of the speed of the other systems for {bound} s"))
     }
 

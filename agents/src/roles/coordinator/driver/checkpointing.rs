@@ -124,7 +124,8 @@ impl CoordinatorDriver {
         let (Some(writer), Some(staging)) = (self.checkpoint_writer.clone(), self.staging.take()) else { return };
         let (results, step, recovery) = (self.save_results_sender.clone(), staging.step(), self.recovery);
         tokio::task::spawn_blocking(move || {
-            results.send(SaveTaskResult::Published(step, writer.publish(staging, digests, (record, history), recovery)))
+            let published = writer.publish(staging, digests, record, history, recovery);
+            results.send(SaveTaskResult::Published(step, published))
         });
     }
 

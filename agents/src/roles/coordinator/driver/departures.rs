@@ -91,11 +91,9 @@ impl CoordinatorDriver {
 
     /// Reports how fast the systems compute, if an interval has ended.
     pub(super) fn measure_speeds(&mut self) {
-        let Some(speeds) = self.speeds.measure(Instant::now()) else { return };
-        self.reporter.speeds(&speeds.relative);
-        if let Some(slow) = speeds.newly_slow {
-            self.reporter.set_slow_agents(&slow);
-        }
+        let Some(relative) = self.speeds.measure(Instant::now()) else { return };
+        self.reporter.set_relative_speeds(&relative);
+        self.reporter.set_slow_agents(self.speeds.slow());
     }
 
     /// Records the announced agents in the journal.
@@ -119,9 +117,8 @@ impl CoordinatorDriver {
         if self.joined.remove(&agent).is_none() {
             return Ok(());
         }
-        if let Some(slow) = self.speeds.forget(agent) {
-            self.reporter.set_slow_agents(&slow);
-        }
+        self.speeds.forget(agent);
+        self.reporter.set_slow_agents(self.speeds.slow());
         self.lost_agents.insert(agent, LostAgent::now());
         self.handle_event(CoordinatorEvent::Lost { agent })
     }
