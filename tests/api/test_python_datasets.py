@@ -59,7 +59,8 @@ class Rows:
 def loader_image(tmp_path_factory: pytest.TempPathFactory) -> str:
     """An image with this interpreter and NumPy, on every node."""
     archive = tmp_path_factory.mktemp("image") / "loader.tar"
-    built = subprocess.run([ROOT / "image/loader", archive, sys.executable], capture_output=True, text=True, check=True)
+    command = [ROOT / "image/loader", archive, sys.executable]
+    built = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     subprocess.run([ROOT / "tests/cluster/load", archive], check=True, capture_output=True)
     return built.stdout.strip()
 
