@@ -134,6 +134,7 @@ mod tests {
             step: 0,
             total_steps: Some(5),
             num_csx: 2,
+            requested_csx: Some(4),
             epoch: None,
             resumed: None,
             lost_agents: Default::default(),

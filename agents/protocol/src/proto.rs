@@ -1902,6 +1902,16 @@ pub struct StopRequest {
     #[prost(string, tag = "1")]
     pub reason: ::prost::alloc::string::String,
 }
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ResizeRequest {
+    #[prost(uint32, tag = "1")]
+    pub num_csx: u32,
+    /// Minimum number of systems with which the run continues.
+    #[prost(uint32, tag = "2")]
+    pub min_csx: u32,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ResizeReply {}
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct CommandReply {
     /// Step of the checkpoint.
@@ -2069,6 +2079,29 @@ pub mod journal_client {
             req.extensions_mut().insert(GrpcMethod::new("millrace.v1.Journal", "Stop"));
             self.inner.unary(req, path, codec).await
         }
+        /// Continues on another number of systems, from the next step on; replies at once. More systems take part once they
+        /// have joined. INVALID_ARGUMENT if the job can't run on so many. Idempotent; since 0.2.0.
+        pub async fn resize(
+            &mut self,
+            request: impl tonic::IntoRequest<super::ResizeRequest>,
+        ) -> std::result::Result<tonic::Response<super::ResizeReply>, tonic::Status> {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/millrace.v1.Journal/Resize",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("millrace.v1.Journal", "Resize"));
+            self.inner.unary(req, path, codec).await
+        }
     }
 }
 /// Generated server implementations.
@@ -2106,6 +2139,12 @@ pub mod journal_server {
             &self,
             request: tonic::Request<super::StopRequest>,
         ) -> std::result::Result<tonic::Response<super::CommandReply>, tonic::Status>;
+        /// Continues on another number of systems, from the next step on; replies at once. More systems take part once they
+        /// have joined. INVALID_ARGUMENT if the job can't run on so many. Idempotent; since 0.2.0.
+        async fn resize(
+            &self,
+            request: tonic::Request<super::ResizeRequest>,
+        ) -> std::result::Result<tonic::Response<super::ResizeReply>, tonic::Status>;
     }
     #[derive(Debug)]
     pub struct JournalServer<T> {
@@ -2302,6 +2341,49 @@ pub mod journal_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = StopSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/millrace.v1.Journal/Resize" => {
+                    #[allow(non_camel_case_types)]
+                    struct ResizeSvc<T: Journal>(pub Arc<T>);
+                    impl<T: Journal> tonic::server::UnaryService<super::ResizeRequest>
+                    for ResizeSvc<T> {
+                        type Response = super::ResizeReply;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::ResizeRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Journal>::resize(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = ResizeSvc(inner);
                         let codec = tonic_prost::ProstCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(

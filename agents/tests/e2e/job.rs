@@ -5,8 +5,10 @@ use std::process::{Child, ChildStdout, Command, Stdio};
 
 use millrace_agents::launch::LaunchDocument;
 use millrace_params::{FlagOverrides, MachineSpec, Params};
-use millrace_protocol::journal::JournalEndpoint;
+use millrace_protocol::journal::{JournalEndpoint, from_proto};
+use millrace_protocol::proto::FollowRequest;
 use millrace_protocol::security::{AttemptName, MemberName};
+use millrace_telemetry::journal::JournalEvent;
 use rustix::process::Signal;
 use serde_json::Value;
 
@@ -33,6 +35,14 @@ impl<'a> Job<'a> {
     /// Starts a job with model_dir `m`, and all its agents.
     pub fn start(place: &'a TestDir, max_steps: u64) -> Self {
         let mut job = Self::coordinator_only(place, max_steps, &[]);
+        AGENTS.into_iter().for_each(|agent| job.join(agent));
+        job
+    }
+
+    /// Starts a job with model_dir `m`, whose SwarmX nodes have two children each, and all its agents.
+    pub fn with_binary_tree(place: &'a TestDir, max_steps: u64) -> Self {
+        write_launch_with(place, "m", max_steps, |launch| launch.agent_counts.fan_out = 2);
+        let mut job = Self::launched(place, first_attempt(), &[]);
         AGENTS.into_iter().for_each(|agent| job.join(agent));
         job
     }
@@ -99,7 +109,7 @@ impl<'a> Job<'a> {
         self.coordinator.wait().unwrap();
         write_launch(self.place, model_dir, max_steps);
         let arguments = ["--listen", self.listening("control")];
-        (self.coordinator, self.stdout, _) = start_coordinator(self.place, &self.attempt, &arguments);
+        (self.coordinator, self.stdout, self.listening) = start_coordinator(self.place, &self.attempt, &arguments);
     }
 
     pub fn join(&mut self, agent: &str) {
@@ -142,6 +152,21 @@ impl<'a> Job<'a> {
     /// Waits until `step` is committed.
     pub fn wait_for_step(&mut self, step: u64) {
         self.wait_for(&format!("Step={step},"));
+    }
+
+    /// Waits until `systems` systems work, and no other is needed.
+    pub async fn wait_for_systems(&self, systems: u32) {
+        let mut client = self.journal().connect().await.unwrap();
+        let request = FollowRequest { from: 0, from_current_state: true };
+        let mut entries = client.follow(request).await.unwrap().into_inner();
+        loop {
+            let entry = entries.message().await.unwrap().expect("the job ended before it was resized");
+            if let JournalEvent::State(state) = from_proto(&entry).unwrap().event
+                && (state.num_csx, state.requested_csx) == (systems, Some(systems))
+            {
+                return;
+            }
+        }
     }
 
     /// Sends a signal to the coordinator.

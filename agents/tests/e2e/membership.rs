@@ -2,7 +2,9 @@
 
 use millrace_checkpoint::ModelDirLock;
 use millrace_emulator::numerics::Isa;
+use millrace_protocol::proto::ResizeRequest;
 use rustix::process::Signal;
+use tonic::Code;
 
 use super::harness::TestDir;
 use super::job::{AGENTS, Job};
@@ -42,6 +44,39 @@ fn bits_are_independent_of_leaving_and_joining_agents() {
     job.kill("swarmx-0");
     job.join("swarmx-0");
     job.wait_for_step(260);
+    assert_eq!(job.end(), Some(0));
+    assert_undisturbed(&place, STEPS);
+}
+
+/// Systems are added and removed at a step boundary: nothing restarts, and the bits are the same.
+#[tokio::test(flavor = "multi_thread")]
+async fn bits_are_independent_of_resizes() {
+    const STEPS: u64 = 400;
+    let place = place();
+    let mut job = Job::with_binary_tree(&place, STEPS);
+    job.wait_for_step(20);
+    let mut client = job.journal().connect().await.unwrap();
+    let mut resize = async |num_csx| client.resize(ResizeRequest { num_csx, min_csx: 1 }).await;
+    for (impossible, reason) in [(0, "no system"), (9, "only 8 leaves")] {
+        let error = resize(impossible).await.unwrap_err();
+        assert!(error.code() == Code::InvalidArgument && error.message().contains(reason), "{error}");
+    }
+    // The added agents may join before the coordinator needs them.
+    ["cs2-2", "activation-2", "swarmx-1", "swarmx-2"].into_iter().for_each(|agent| job.join(agent));
+    resize(4).await.unwrap();
+    ["cs2-3", "activation-3"].into_iter().for_each(|agent| job.join(agent));
+    job.wait_for_systems(4).await;
+    job.wait_for_step(120);
+    resize(1).await.unwrap();
+    job.wait_for_systems(1).await;
+    for agent in ["swarmx-1", "swarmx-2", "activation-1", "activation-2", "activation-3", "cs2-1", "cs2-2", "cs2-3"] {
+        assert_eq!(job.terminate_agent(agent), Some(0));
+    }
+    job.wait_for_step(200);
+    // A new coordinator begins with the number in its launch document, until it receives the current one.
+    job.replace_coordinator("m", STEPS);
+    job.journal().connect().await.unwrap().resize(ResizeRequest { num_csx: 1, min_csx: 1 }).await.unwrap();
+    job.wait_for(": MemoryX holds its parameters.");
     assert_eq!(job.end(), Some(0));
     assert_undisturbed(&place, STEPS);
 }

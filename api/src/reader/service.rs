@@ -145,6 +145,10 @@ impl proto::journal_server::Journal for FileJournalService {
     async fn stop(&self, _: Request<proto::StopRequest>) -> Result<Response<proto::CommandReply>, Status> {
         Err(no_coordinator())
     }
+
+    async fn resize(&self, _: Request<proto::ResizeRequest>) -> Result<Response<proto::ResizeReply>, Status> {
+        Err(no_coordinator())
+    }
 }
 
 fn no_coordinator() -> Status {

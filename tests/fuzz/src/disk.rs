@@ -48,6 +48,7 @@ pub fn journal(bytes: &[u8]) {
             step: 0,
             total_steps: None,
             num_csx: 1,
+            requested_csx: None,
             epoch: None,
             resumed: None,
             lost_agents: Default::default(),

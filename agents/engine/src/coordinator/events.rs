@@ -3,12 +3,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use millrace_emulator::placement::Placement;
+use millrace_emulator::placement::{Placement, swarm_nodes};
 
 use crate::message::{
     AgentCommand, AgentReport, ChunkDigests, FailureCause, ParameterSource, ShardState, SnapshotRequest,
 };
-use crate::types::{AgentId, CommitRecord, Epoch, OtherLosses, TrainingHistory};
+use crate::types::{AgentId, CommitRecord, Epoch, OtherLosses, Role, TrainingHistory};
 
 use super::SkippedBatch;
 
@@ -25,6 +25,32 @@ pub struct RequiredAgents {
     pub fan_out: u32,
     /// Maximum number of activation servers; the run continues with one.
     pub activation_servers: u32,
+}
+
+/// The part of [`RequiredAgents`] that may change while a job runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct JobSize {
+    /// See [`RequiredAgents::systems`].
+    pub systems: u32,
+    /// See [`RequiredAgents::min_systems`].
+    pub min_systems: u32,
+    /// See [`RequiredAgents::activation_servers`].
+    pub activation_servers: u32,
+}
+
+impl RequiredAgents {
+    /// Returns whether `agent` is one of the required agents: those of each role are numbered from 0. Others may take
+    /// part while one of these is missing.
+    pub fn contains(&self, agent: AgentId) -> bool {
+        let count = match agent.role {
+            Role::Coordinator => 1,
+            Role::MemoryX => self.shards,
+            Role::SwarmX => u32::try_from(swarm_nodes(self.systems as usize, self.fan_out)).unwrap_or(u32::MAX),
+            Role::Activation => self.activation_servers.max(1),
+            Role::Cs2 => self.systems,
+        };
+        agent.index < count
+    }
 }
 
 /// Input of the coordinator.
@@ -44,6 +70,8 @@ pub enum CoordinatorEvent {
     Lost { agent: AgentId },
     /// An agent sent a report.
     Report { agent: AgentId, report: AgentReport },
+    /// The job is to run on another number of systems. The other placement begins between two iterations.
+    Resized(JobSize),
     /// The user requests a checkpoint of the last committed step.
     CheckpointRequested,
     /// The user stops the run, in any phase: the current iteration is abandoned, and the last committed step is saved.

@@ -8,7 +8,7 @@ use millrace_emulator::placement::{Placement, PlacementError, PlacementMembers};
 use crate::message::{AgentCommand, EpochConfig, FailureCause, ShardState};
 use crate::types::{AgentId, Role};
 
-use super::{Coordinator, CoordinatorCommand, MemberState, Phase, RunOutcome};
+use super::{Coordinator, CoordinatorCommand, JobSize, MemberState, Phase, RequiredAgents, RunOutcome};
 
 impl Coordinator {
     pub(super) fn on_joined(
@@ -32,8 +32,25 @@ impl Coordinator {
             self.restart_gathering();
         } else {
             // The current iteration is worth more than an immediate change of placement.
-            self.late_joiners = true;
+            self.may_place_better = true;
         }
+    }
+
+    pub(super) fn resize(&mut self, JobSize { systems, min_systems, activation_servers }: JobSize) {
+        self.required = RequiredAgents { systems, min_systems, activation_servers, ..self.required };
+        self.may_place_better = true;
+    }
+
+    /// Returns whether only required agents take part. False after a resize until the next epoch, if the current one
+    /// has more agents, and while an agent beyond the required ones stands in for a missing one.
+    pub fn is_within_size(&self) -> bool {
+        self.placement
+            .as_ref()
+            .is_none_or(|placement| self.count_required(placement) == placed_agents(placement).count())
+    }
+
+    fn count_required(&self, placement: &Placement) -> usize {
+        placed_agents(placement).filter(|&agent| self.required.contains(agent)).count()
     }
 
     pub(super) fn on_lost(&mut self, agent: AgentId) {
@@ -49,15 +66,16 @@ impl Coordinator {
         self.placement.as_ref().is_some_and(|placement| is_placed(placement, agent))
     }
 
-    /// Returns whether more systems or activation servers could work than currently do.
+    /// Returns whether another number of systems or activation servers could work than currently do, or more of the
+    /// required ones.
     pub(super) fn has_better_placement(&self) -> bool {
-        let capacity = |placement: &Placement| {
+        let properties = |placement: &Placement| {
             let servers: BTreeSet<u32> = placement.systems.iter().map(|system| system.activation).collect();
-            (placement.systems.len(), servers.len())
+            (placement.systems.len(), servers.len(), self.count_required(placement))
         };
         matches!(self.phase, Phase::Linking(_) | Phase::Running)
             && matches!(self.place_members(), Ok(Some(better))
-                if self.placement.as_ref().is_none_or(|current| capacity(&better) > capacity(current)))
+                if self.placement.as_ref().is_none_or(|current| properties(&better) != properties(current)))
     }
 
     /// Handles a change of membership: abandons everything that is not decided. Shards continue to load parameters.
@@ -210,6 +228,15 @@ impl Coordinator {
         self.placement = Some(placement);
         self.phase = Phase::Linking(agents);
     }
+}
+
+/// Returns the agents that have a role in `placement`, besides the shards; an activation server as often as it has
+/// systems.
+fn placed_agents(placement: &Placement) -> impl Iterator<Item = AgentId> {
+    let nodes = placement.swarm.iter().map(|node| AgentId::new(Role::SwarmX, node.id));
+    let systems = placement.systems.iter().map(|system| AgentId::new(Role::Cs2, system.id));
+    let servers = placement.systems.iter().map(|system| AgentId::new(Role::Activation, system.activation));
+    nodes.chain(systems).chain(servers)
 }
 
 /// Returns whether `agent` has a role in `placement`.

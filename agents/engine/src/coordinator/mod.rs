@@ -3,11 +3,11 @@
 //! ```text
 //! gather members -> load parameters -> configure (epoch + 1) -> all linked -> iterations -> end
 //!        ^                                                                     |
-//!        '-- an agent or a link is lost, or a requested system has joined -----'
+//!        '-- an agent or a link is lost, a requested system has joined, or the job is resized
 //! ```
 //!
-//! * An agent that joins and is not needed waits for the end of the current iteration. After a link failure, the next
-//!   epoch waits for a delay.
+//! * An agent that joins and is not needed waits for the end of the current iteration, as does another number of
+//!   systems. After a link failure, the next epoch waits for a delay.
 //! * A training iteration is decided once every shard has reported it prepared and the loss of every leaf is known. The
 //!   commit is sent until every shard has acknowledged it, over any number of epochs. Everything before that decision
 //!   may be discarded and repeated.
@@ -37,7 +37,7 @@ use millrace_emulator::plan::StreamPlan;
 use crate::message::{AgentCommand, AgentReport, FailureCause, ParameterSource, ShardState};
 use crate::types::{AgentId, CommitRecord, Epoch, Role};
 
-pub use events::{CoordinatorCommand, CoordinatorEvent, Evaluation, RequiredAgents, RunOutcome};
+pub use events::{CoordinatorCommand, CoordinatorEvent, Evaluation, JobSize, RequiredAgents, RunOutcome};
 pub use link_failures::{INITIAL_LINK_BACKOFF, MAX_LINK_BACKOFF, MAX_LINK_FAILURES};
 pub use run_policy::{
     EvalPolicy, LeafTable, LearningRateFn, LossScaling, NextAction, ResumeState, RunPolicy, StepProgress,
@@ -84,8 +84,9 @@ pub struct Coordinator {
     phase: Phase,
     members: BTreeMap<AgentId, MemberState>,
     placement: Option<Arc<Placement>>,
-    /// Whether an agent joined that may be included from the next iteration on.
-    late_joiners: bool,
+    /// Whether an agent has joined or the job was resized, so that another placement may be better from the next
+    /// iteration on.
+    may_place_better: bool,
     failures: LinkFailures,
     /// Number of updates committed, or decided to be.
     step: u64,
@@ -140,7 +141,7 @@ impl Coordinator {
             phase: Phase::Gathering,
             members: BTreeMap::new(),
             placement: None,
-            late_joiners: false,
+            may_place_better: false,
             failures: LinkFailures::default(),
             record: None,
             skips_of_step: 0,
@@ -175,6 +176,11 @@ impl Coordinator {
         self.epoch
     }
 
+    /// Returns the agents that the job requires.
+    pub const fn required(&self) -> RequiredAgents {
+        self.required
+    }
+
     /// Returns whether `agent` has joined and is connected.
     pub fn has(&self, agent: AgentId) -> bool {
         self.members.contains_key(&agent)
@@ -193,6 +199,7 @@ impl Coordinator {
             CoordinatorEvent::Joined { agent, address, shard } => self.on_joined(agent, address, shard, out),
             CoordinatorEvent::Lost { agent } => self.on_lost(agent),
             CoordinatorEvent::Report { agent, report } => self.on_report(agent, report, out),
+            CoordinatorEvent::Resized(size) => self.resize(size),
             CoordinatorEvent::CheckpointRequested if self.lacks_checkpoint() => self.retry_checkpoint(),
             CoordinatorEvent::CheckpointRequested => self.checkpoint_wanted = !self.done.saved,
             CoordinatorEvent::StopRequested => self.request_stop(),
@@ -240,8 +247,8 @@ impl Coordinator {
             return;
         }
         loop {
-            if self.late_joiners && self.current.is_none() && self.evaluating.is_none() {
-                self.late_joiners = false;
+            if self.may_place_better && self.current.is_none() && self.evaluating.is_none() {
+                self.may_place_better = false;
                 if self.has_better_placement() {
                     self.restart_gathering();
                 }

@@ -98,7 +98,7 @@ fn runs_match_the_reference_bit_for_bit() {
     println!("{epochs} epochs, {restarts} coordinators replaced, {coverage:?}");
     if seeds().len() > 1 {
         let Coverage { committed_in_snapshots, copied_for_snapshots, waited_for_copies, .. } = coverage;
-        let failures = [coverage.failed_writes, coverage.restored_steps, coverage.skipped_batches];
+        let failures = [coverage.failed_writes, coverage.restored_steps, coverage.skipped_batches, coverage.resizes];
         let all = [committed_in_snapshots, copied_for_snapshots, waited_for_copies].into_iter().chain(failures);
         assert!(all.clone().all(|times| times >= 10), "the seeds no longer cover the store: {coverage:?}");
     }

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use millrace_engine::coordinator::{
-    Coordinator, CoordinatorCommand, CoordinatorEvent, INITIAL_LINK_BACKOFF, MAX_LINK_BACKOFF, MAX_LINK_FAILURES,
-    RequiredAgents, ResumeState, RunOutcome,
+    Coordinator, CoordinatorCommand, CoordinatorEvent, INITIAL_LINK_BACKOFF, JobSize, MAX_LINK_BACKOFF,
+    MAX_LINK_FAILURES, RequiredAgents, ResumeState, RunOutcome,
 };
 use millrace_engine::message::{AgentCommand, AgentReport, FailureCause, ParameterSource, ShardState};
 use millrace_engine::types::{
@@ -134,6 +134,43 @@ fn joining_system_waits_for_the_current_iteration() {
     assert!(desk.out.iter().any(commits) && desk.opened().is_none());
     desk.report(SHARD, AgentReport::Committed { step: 1 });
     assert_eq!(desk.configured(), Some(2), "it works from the next iteration on");
+}
+
+#[test]
+fn resize_waits_for_the_current_iteration() {
+    let size = JobSize { systems: 1, min_systems: 1, activation_servers: 1 };
+    let mut desk = CoordinatorFixture::running();
+    let iteration = desk.opened().unwrap();
+    desk.join(system(1));
+    desk.finish(iteration);
+    desk.report(SHARD, AgentReport::Committed { step: 1 });
+    assert_eq!(desk.configured(), Some(2));
+    desk.link();
+    let iteration = desk.opened().unwrap();
+    desk.on(CoordinatorEvent::Resized(size));
+    assert!(desk.out.is_empty() && !desk.machine.is_within_size(), "the iteration in flight is disturbed");
+    desk.finish(iteration);
+    desk.report(SHARD, AgentReport::Committed { step: 2 });
+    assert_eq!((desk.configured(), desk.machine.is_within_size()), (Some(1), true));
+    desk.on(CoordinatorEvent::Lost { agent: system(1) });
+    assert!(desk.out.is_empty(), "a system that takes no part is missed");
+}
+
+/// A system beyond the required ones is used while one of these is missing, and gives way to it.
+#[test]
+fn spare_system_of_a_resized_job_gives_way_to_a_required_one() {
+    let mut desk = CoordinatorFixture::running();
+    desk.join(system(1));
+    desk.on(CoordinatorEvent::Resized(JobSize { systems: 1, min_systems: 1, activation_servers: 1 }));
+    desk.on(CoordinatorEvent::Lost { agent: system(0) });
+    assert_eq!((desk.configured(), desk.machine.is_within_size()), (Some(1), false));
+    desk.link();
+    let iteration = desk.opened().unwrap();
+    desk.join(system(0));
+    desk.finish(iteration);
+    desk.report(SHARD, AgentReport::Committed { step: 1 });
+    assert_eq!((desk.configured(), desk.systems.clone()), (Some(1), vec![system(0)]));
+    assert!(desk.machine.is_within_size());
 }
 
 #[test]

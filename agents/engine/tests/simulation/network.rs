@@ -100,6 +100,8 @@ pub struct Coverage {
     pub restored_steps: usize,
     /// Batches that were skipped because of their loss.
     pub skipped_batches: usize,
+    /// Changes of the number of systems.
+    pub resizes: usize,
 }
 
 impl std::ops::AddAssign for Coverage {
@@ -110,6 +112,7 @@ impl std::ops::AddAssign for Coverage {
         self.failed_writes += more.failed_writes;
         self.restored_steps += more.restored_steps;
         self.skipped_batches += more.skipped_batches;
+        self.resizes += more.resizes;
     }
 }
 

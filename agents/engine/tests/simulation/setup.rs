@@ -25,6 +25,10 @@ pub enum Fault {
     CutStream(Role),
     /// A link of the data tree breaks.
     CutLink,
+    /// The user requests this number of systems.
+    Resize(u32),
+    /// A new coordinator, which knows the first number of systems, receives the current one.
+    RepeatSize,
     /// The next write of a snapshot fails.
     FailWrite,
     /// The user requests a checkpoint.
@@ -181,8 +185,8 @@ impl SimulatedAttempt {
         };
         let window = |random: &mut Random| random.pick(&[1, 1, 1, 2, 3]).unwrap_or(1);
         let windows = [Role::MemoryX, Role::SwarmX, Role::Cs2].into_iter().map(|role| (role, window(random))).collect();
-        let faults =
-            (0..random.within(0, 8)).map(|_| (FaultTrigger::Tick(random_tick(random)), fault(random))).collect();
+        let faults = (0..random.within(0, 8)).map(|_| (FaultTrigger::Tick(random_tick(random)), fault(random, plan)));
+        let faults = faults.collect();
         Self { wanted, windows, faults, laggard: laggard(random), copies: random.within(1, 3) }
     }
 }
@@ -203,11 +207,11 @@ fn random_tick(random: &mut Random) -> u64 {
     random.within(1 << magnitude, 2 << magnitude) as u64
 }
 
-fn fault(random: &mut Random) -> Fault {
+fn fault(random: &mut Random, plan: &StreamPlan) -> Fault {
     match random.below(100) {
         0..13 => Fault::Crash(Role::Cs2),
-        13..20 => Fault::Crash(Role::MemoryX),
-        20..32 => Fault::Crash(Role::SwarmX),
+        13..22 => Fault::Crash(Role::MemoryX),
+        22..32 => Fault::Crash(Role::SwarmX),
         32..40 => Fault::Crash(Role::Activation),
         40..58 => Fault::Crash(Role::Coordinator),
         58..68 => Fault::Leave,
@@ -215,7 +219,8 @@ fn fault(random: &mut Random) -> Fault {
         74..78 => Fault::CutStream(Role::Cs2),
         78..84 => Fault::CutLink,
         84..87 => Fault::FailWrite,
-        87..95 => Fault::Checkpoint,
+        87..92 => Fault::Checkpoint,
+        92..97 => Fault::Resize(random.within(1, plan.leaves.count.min(5) as usize) as u32),
         _ => Fault::Stop,
     }
 }

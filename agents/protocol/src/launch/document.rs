@@ -102,6 +102,23 @@ impl AgentCounts {
         }
     }
 
+    /// Returns the numbers of the same job on `systems` systems, with at least `min_systems` of which it continues.
+    #[must_use]
+    pub fn resized(self, systems: usize, min_systems: usize) -> Self {
+        Self {
+            systems,
+            least_systems: min_systems.min(systems).max(1),
+            swarmx: swarm_nodes(systems, self.fan_out),
+            activation_servers: systems,
+            ..self
+        }
+    }
+
+    /// Returns whether `agent` is one of these agents: those of each role are numbered from 0.
+    pub const fn contains(&self, agent: AgentId) -> bool {
+        (agent.index as usize) < self.of(agent.role)
+    }
+
     /// Returns the number of agents of `role`.
     pub const fn of(&self, role: Role) -> usize {
         match role {

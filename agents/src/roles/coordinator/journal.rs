@@ -1,9 +1,11 @@
-//! The `Journal` service: streams the journal of the run, and accepts the commands to write a checkpoint and to stop.
+//! The `Journal` service: streams the journal of the run, and accepts the commands to write a checkpoint, to stop and
+//! to resize.
 
 use std::pin::Pin;
 use std::time::Duration;
 
 use millrace_checkpoint::lock::Owner;
+use millrace_emulator::placement::PlacementError;
 use millrace_protocol::error_chain;
 use millrace_protocol::journal::to_proto;
 use millrace_protocol::security::AuthenticatedIncoming;
@@ -27,6 +29,17 @@ pub enum RunCommand {
         /// Receives the reply when the run has ended.
         reply: oneshot::Sender<proto::CommandReply>,
     },
+    Resize(ResizeCommand),
+}
+
+/// A command to continue on another number of systems.
+#[derive(Debug)]
+pub struct ResizeCommand {
+    pub systems: u32,
+    /// Minimum number of systems with which the run continues.
+    pub min_systems: u32,
+    /// Receives the reply when the number is accepted, or why it is not.
+    pub reply: oneshot::Sender<Result<(), PlacementError>>,
 }
 
 /// The journal of model_dir as a view of the current job: entries of earlier jobs are left out, and attempts are
@@ -124,6 +137,16 @@ impl proto::journal_server::Journal for JournalService {
         let reason = request.into_inner().reason;
         tracing::info!("stop requested: {reason}");
         self.command(|reply| RunCommand::Stop { reason, reply }).await
+    }
+
+    async fn resize(&self, request: Request<proto::ResizeRequest>) -> Result<Response<proto::ResizeReply>, Status> {
+        let proto::ResizeRequest { num_csx: systems, min_csx: min_systems } = request.into_inner();
+        let (reply, response) = oneshot::channel();
+        let _ = self.commands.send(RunCommand::Resize(ResizeCommand { systems, min_systems, reply })).await;
+        let accepted = response.await.map_err(|_| Status::unavailable("the run has ended"))?;
+        accepted
+            .map(|()| Response::new(proto::ResizeReply {}))
+            .map_err(|error| Status::invalid_argument(error.to_string()))
     }
 }
 

@@ -51,7 +51,7 @@ use crate::input::JobInputs;
 use crate::launch::{Exit, LaunchDocument, ListenAddresses, announce};
 use console::Console;
 use driver::CoordinatorDriver;
-use journal::{JobJournal, JournalService, RunCommand};
+use journal::{JobJournal, JournalService, ResizeCommand, RunCommand};
 use model_metrics::ModelMetrics;
 
 /// How long to wait until the lock of a dead coordinator of the same job expires: twice the lease of the lock.
@@ -107,9 +107,10 @@ pub async fn run(args: RoleArgs, context: CoordinatorContext) -> Result<Exit, Ag
     let (commands, mut user) = mpsc::channel(journal::MAX_QUEUED_COMMANDS);
     let served = JournalService::serve(member.accept_journal(journal_port), journal_ready, commands);
 
+    let mut resize = None;
     let prepared = tokio::select! {
         prepared = prepare(*launch, args.last_report, args.by_launcher, &console) => prepared?,
-        request = wait_for_stop_request(&mut terminate, &mut user) => {
+        request = wait_for_stop_request(&mut terminate, &mut user, &mut resize) => {
             console.end();
             if request == StopRequest::Signal && !args.by_launcher {
                 return Ok(Exit::Interrupted);
@@ -124,10 +125,14 @@ pub async fn run(args: RoleArgs, context: CoordinatorContext) -> Result<Exit, Ag
         // Records beyond the capacity of the channel are printed to stderr only.
         let _ = records.try_send(record);
     });
-    let exit =
-        CoordinatorDriver::new(prepared, console, metrics, driver::DriverEvents { agents, user, logs, terminate })
-            .run()
-            .await;
+    let exit = CoordinatorDriver::new(
+        prepared,
+        console,
+        metrics,
+        driver::DriverEvents { agents, user, resize, logs, terminate },
+    )
+    .run()
+    .await;
     served.finish(JOURNAL_DRAIN_TIMEOUT).await;
     Ok(exit)
 }
@@ -151,8 +156,13 @@ enum StopRequest {
     User,
 }
 
-/// Waits until SIGTERM or a user's stop command, while there is nothing to save yet. Answers checkpoint commands.
-async fn wait_for_stop_request(terminate: &mut Signal, user: &mut mpsc::Receiver<RunCommand>) -> StopRequest {
+/// Waits until SIGTERM or a user's stop command, while there is nothing to save yet. Answers checkpoint commands, and
+/// keeps the last resize command for the run.
+async fn wait_for_stop_request(
+    terminate: &mut Signal,
+    user: &mut mpsc::Receiver<RunCommand>,
+    resize: &mut Option<ResizeCommand>,
+) -> StopRequest {
     loop {
         tokio::select! {
             Some(()) = terminate.recv() => return StopRequest::Signal,
@@ -164,6 +174,7 @@ async fn wait_for_stop_request(terminate: &mut Signal, user: &mut mpsc::Receiver
                 RunCommand::Checkpoint(reply) => {
                     let _ = reply.send(proto::CommandReply::default());
                 }
+                RunCommand::Resize(command) => *resize = Some(command),
             },
             else => std::future::pending().await,
         }

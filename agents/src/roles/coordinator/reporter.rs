@@ -106,6 +106,7 @@ impl Reporter {
                 step: 0,
                 total_steps: launch.mode.trains().then_some(compiled.job.run.max_steps),
                 num_csx: launch.agent_counts.systems as u32,
+                requested_csx: Some(launch.agent_counts.systems as u32),
                 epoch: None,
                 lost_agents: BTreeMap::new(),
                 slow_agents: BTreeMap::new(),
@@ -169,6 +170,18 @@ impl Reporter {
     pub fn set_lost_agents(&mut self, lost: BTreeMap<String, u64>) {
         self.state.lost_agents = lost;
         self.files.record(journal::JournalEvent::State(self.state.clone()));
+    }
+
+    /// Reports that the run is resized to this number of systems.
+    pub fn resizing(&mut self, systems: usize) {
+        self.console.line(format!("Resizing to {systems} CSX"));
+    }
+
+    /// Records the number of systems that the run is to use, if it has changed.
+    pub fn set_requested_systems(&mut self, systems: u32) {
+        if self.state.requested_csx.replace(systems) != Some(systems) {
+            self.files.record(journal::JournalEvent::State(self.state.clone()));
+        }
     }
 
     /// Sets the speed of each system relative to the others.

@@ -90,6 +90,10 @@ pub struct RunState {
     /// Systems in use; before the first epoch, systems that the run waits for.
     #[serde(default)]
     pub num_csx: u32,
+    /// Systems that the run is to use. After a resize to fewer, the old number until no other system takes part;
+    /// `None` from 0.1.0.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub requested_csx: Option<u32>,
     /// The epoch as `attempt.number`; `None` before the first.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub epoch: Option<String>,

@@ -29,6 +29,7 @@ fn state(state: RunPhase) -> JournalEvent {
         step: 7,
         total_steps: Some(9),
         num_csx: 2,
+        requested_csx: Some(4),
         epoch: Some("1.2".into()),
         resumed: Some(ResumePoint { step: 5, repeated_steps: 2 }),
         lost_agents: [("cs2-1".to_owned(), 1_700_000_000_000)].into(),

@@ -1,10 +1,11 @@
 //! Injects faults and user requests.
 
-use millrace_engine::coordinator::CoordinatorEvent;
+use millrace_engine::coordinator::{CoordinatorEvent, JobSize, RequiredAgents};
 use millrace_engine::types::{AgentId, Role};
 
 use super::Simulation;
 use crate::agent::{Agent, RoleState};
+use crate::coordinator::SimulatedCoordinator;
 use crate::network::LinkKey;
 use crate::setup::{Fault, FaultTrigger};
 
@@ -40,6 +41,8 @@ impl Simulation<'_> {
                 }
             }
             Fault::Leave => self.remove_system(),
+            Fault::Resize(systems) => return self.resize(systems),
+            Fault::RepeatSize => return self.command(self.resized()),
             Fault::CutStream(role) => {
                 let id = self.pick(|id| id.role == role);
                 if let Some(stream) = id.and_then(|id| self.agents.get(&id)?.stream) {
@@ -61,6 +64,42 @@ impl Simulation<'_> {
             Fault::Stop => return self.command(CoordinatorEvent::StopRequested),
         }
         Ok(())
+    }
+
+    /// Requests another number of systems and starts the missing agents that it needs. The agents beyond it are removed
+    /// once the coordinator does without them, see [`Simulation::remove_excess_agents`].
+    fn resize(&mut self, systems: u32) -> Result<(), String> {
+        let old = self.wanted;
+        self.wanted = RequiredAgents { systems, min_systems: self.life.wanted.min_systems.min(systems), ..old };
+        self.may_have_excess = true;
+        let new =
+            self.required().into_iter().flat_map(|(role, count)| (0..count).map(move |at| AgentId::new(role, at)));
+        for agent in new.filter(|agent| !self.agents.contains_key(agent)) {
+            let start = self.tick + self.network.random.below(400) as u64;
+            self.starts.entry(agent).or_insert(start);
+        }
+        self.next_system = self.next_system.max(systems);
+        self.history.coverage.resizes += 1;
+        self.command(self.resized())
+    }
+
+    fn resized(&self) -> CoordinatorEvent {
+        let RequiredAgents { systems, min_systems, activation_servers, .. } = self.wanted;
+        CoordinatorEvent::Resized(JobSize { systems, min_systems, activation_servers })
+    }
+
+    /// Removes the agents beyond the required ones, if the coordinator does without them.
+    pub(super) fn remove_excess_agents(&mut self) {
+        let is_settled = |coordinator: &SimulatedCoordinator| {
+            coordinator.machine.required() == self.wanted && coordinator.machine.is_within_size()
+        };
+        if !self.may_have_excess || !self.coordinator.as_ref().is_some_and(is_settled) {
+            return;
+        }
+        self.may_have_excess = false;
+        self.starts.retain(|agent, _| self.wanted.contains(*agent));
+        let excess: Vec<AgentId> = self.agents.keys().copied().filter(|agent| !self.wanted.contains(*agent)).collect();
+        excess.into_iter().for_each(|agent| self.crash(agent));
     }
 
     fn command(&mut self, event: CoordinatorEvent) -> Result<(), String> {
@@ -92,7 +131,7 @@ impl Simulation<'_> {
             let come = self.tick + self.network.random.below(400) as u64;
             self.starts.insert(id, come);
         }
-        if (replaced || systems > self.life.wanted.min_systems as usize)
+        if (replaced || systems > self.wanted.min_systems as usize)
             && let Some(id) = self.pick(|id| id.role == Role::Cs2)
         {
             self.crash(id);

@@ -5,7 +5,7 @@ mod faults;
 use std::collections::BTreeMap;
 
 use millrace_emulator::placement::swarm_nodes;
-use millrace_engine::coordinator::{Coordinator, ResumeState, RunOutcome, StepProgress};
+use millrace_engine::coordinator::{Coordinator, RequiredAgents, ResumeState, RunOutcome, StepProgress};
 use millrace_engine::message::{AgentReport, ParameterSource};
 use millrace_engine::types::{AgentId, Role};
 
@@ -45,6 +45,10 @@ enum Action {
 pub struct Simulation<'a> {
     job: &'a SimulatedJob,
     life: &'a SimulatedAttempt,
+    /// The agents that the job requires at present.
+    wanted: RequiredAgents,
+    /// Whether the job was resized, and agents beyond the required ones may exist.
+    may_have_excess: bool,
     parameters: JobParameters,
     source: ParameterSource,
     pub network: Network,
@@ -78,6 +82,8 @@ impl<'a> Simulation<'a> {
         let mut world = Self {
             job,
             life,
+            wanted,
+            may_have_excess: false,
             parameters: JobParameters {
                 plan: job.plan.clone(),
                 shards: wanted.shards,
@@ -100,12 +106,8 @@ impl<'a> Simulation<'a> {
             history,
         };
         let spare = world.network.random.within(0, 1) as u32;
-        let counts = [
-            (Role::MemoryX, wanted.shards),
-            (Role::SwarmX, swarm_nodes(wanted.systems as usize, wanted.fan_out) as u32 + spare),
-            (Role::Activation, wanted.activation_servers),
-            (Role::Cs2, wanted.systems),
-        ];
+        let mut counts = world.required();
+        counts[1].1 += spare;
         for agent in counts.into_iter().flat_map(|(role, count)| (0..count).map(move |at| AgentId::new(role, at))) {
             let late = world.network.random.below(60) as u64;
             world.starts.insert(agent, late);
@@ -115,6 +117,17 @@ impl<'a> Simulation<'a> {
             world.laggard = world.network.random.pick(&all);
         }
         world
+    }
+
+    /// Returns the number of required agents of each role.
+    fn required(&self) -> [(Role, u32); 4] {
+        let wanted = self.wanted;
+        [
+            (Role::MemoryX, wanted.shards),
+            (Role::SwarmX, swarm_nodes(wanted.systems as usize, wanted.fan_out) as u32),
+            (Role::Activation, wanted.activation_servers),
+            (Role::Cs2, wanted.systems),
+        ]
     }
 
     /// Runs this attempt to its end.
@@ -133,6 +146,7 @@ impl<'a> Simulation<'a> {
             self.inject_fault()?;
             let action = self.choose()?;
             self.execute(action).map_err(|error| format!("{action:?}: {error}"))?;
+            self.remove_excess_agents();
             if let Some(overrun) = self.network.overrun.take() {
                 return Err(overrun);
             }
@@ -295,6 +309,10 @@ impl<'a> Simulation<'a> {
                 let machine = Coordinator::new(plan, policy, self.life.wanted, source, self.network.attempt, known);
                 let further = self.job.evaluates.iter().skip(1).map(|&step| source_of(step));
                 self.coordinator = Some(SimulatedCoordinator::new(machine.with_further_evaluations(further)));
+                if self.wanted != self.life.wanted {
+                    let soon = self.tick + self.network.random.below(200) as u64;
+                    self.faults.push((FaultTrigger::Tick(soon), Fault::RepeatSize));
+                }
                 Ok(())
             }
         }

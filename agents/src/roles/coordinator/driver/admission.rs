@@ -49,6 +49,11 @@ impl CoordinatorDriver {
         if self.stop_by.is_some() {
             return self.stop_early();
         }
+        self.admit_if_complete()
+    }
+
+    /// Admits the waiting agents once the last one has joined.
+    pub(super) fn admit_if_complete(&mut self) -> Result<(), AgentError> {
         let is_complete = Role::ALL
             .into_iter()
             .filter(|&role| role != Role::Coordinator)

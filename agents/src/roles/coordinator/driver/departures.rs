@@ -108,7 +108,11 @@ impl CoordinatorDriver {
             self.pending_agents.retain(|_, (waiting, _)| *waiting != number);
             return Ok(());
         }
-        tracing::warn!(peer = %agent, "lost {agent}");
+        if self.is_needed(agent) {
+            tracing::warn!(peer = %agent, "lost {agent}");
+        } else {
+            tracing::info!(peer = %agent, "{agent}, which the job no longer needs, has left");
+        }
         self.end_membership(agent)
     }
 
@@ -119,7 +123,9 @@ impl CoordinatorDriver {
         }
         self.speeds.forget(agent);
         self.reporter.set_slow_agents(self.speeds.slow());
-        self.lost_agents.insert(agent, LostAgent::now());
+        if self.is_needed(agent) {
+            self.lost_agents.insert(agent, LostAgent::now());
+        }
         self.handle_event(CoordinatorEvent::Lost { agent })
     }
 

@@ -16,6 +16,7 @@
 //! * [`admission`]: which processes join, and the instruction set of the job. The state machine is created when all
 //!   agents have joined.
 //! * [`departures`]: what follows when an agent does not answer, or is requested to end.
+//! * [`resizing`]: how many agents the job has.
 //! * [`checkpointing`]: when a recovery checkpoint is due, and what follows a checkpoint that could not be written.
 //!
 //! A message that arrives on a stream that the agent has replaced is ignored.
@@ -23,6 +24,7 @@
 mod admission;
 mod checkpointing;
 mod departures;
+mod resizing;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -43,7 +45,7 @@ use tokio::sync::{mpsc, oneshot};
 use super::PreparedRun;
 use super::checkpoint_writer::{CheckpointWriter, PublishedCheckpoint};
 use super::console::Console;
-use super::journal::RunCommand;
+use super::journal::{ResizeCommand, RunCommand};
 use super::reporter::{ReportedModel, Reporter};
 use super::resume::StartPoint;
 use super::run_end::RunEnd;
@@ -66,6 +68,8 @@ pub struct DriverEvents {
     pub agents: ControlEvents,
     /// Commands of users.
     pub user: mpsc::Receiver<RunCommand>,
+    /// A command that arrived before the run was prepared.
+    pub resize: Option<ResizeCommand>,
     /// The coordinator's own log records.
     pub logs: mpsc::Receiver<LogRecord>,
     /// SIGTERM.
@@ -202,7 +206,9 @@ impl CoordinatorDriver {
     /// Runs the job to its end; returns the exit of the whole run.
     pub async fn run(mut self) -> Exit {
         self.reporter.waiting(self.start_point.step);
-        if let Err(failure) = self.run_loop().await {
+        if let Err(failure) = self.on_early_resize() {
+            self.fail_run(&failure);
+        } else if let Err(failure) = self.run_loop().await {
             self.fail_run(&failure);
         }
         self.drain_final_messages().await;
@@ -293,6 +299,7 @@ impl CoordinatorDriver {
                 self.replies.push(reply);
                 self.stop()
             }
+            RunCommand::Resize(command) => self.on_resize(command),
             RunCommand::Checkpoint(reply) => {
                 let (step, saved) = self.current_checkpoint();
                 if saved.is_none() && self.machine.is_some() && self.launch.mode.trains() {
@@ -327,7 +334,9 @@ impl CoordinatorDriver {
         self.spans.on_event(&event);
         let mut commands = Vec::new();
         machine.handle_event(event, &mut commands);
-        commands.into_iter().try_for_each(|command| self.execute(command))
+        commands.into_iter().try_for_each(|command| self.execute(command))?;
+        self.report_size();
+        Ok(())
     }
 
     fn execute(&mut self, command: CoordinatorCommand) -> Result<(), AgentError> {
