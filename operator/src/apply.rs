@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 use k8s_openapi::NamespaceResourceScope;
-use k8s_openapi::api::core::v1::{ConfigMap, Pod, Secret};
+use k8s_openapi::api::core::v1::{ConfigMap, Pod};
 use k8s_openapi::api::networking::v1::NetworkPolicy;
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams, Preconditions};
 use kube::{Api, Client, Resource, ResourceExt};
@@ -76,8 +76,8 @@ impl ChildCreator {
         if let Some(claim) = children::claim(attempt) {
             namespace.create(&claim).await?;
         }
-        namespace.create(&children::launch(attempt)?).await?;
-        let identities = children::identities(attempt, &self.certificates.authorities(), SystemTime::now());
+        let launch_uid = namespace.create_launch(&children::launch(attempt)?).await?;
+        let identities = children::identities(attempt, &self.certificates.authorities(), launch_uid, SystemTime::now());
         namespace.create(&identities?).await?;
         for pod in &missing {
             if !namespace.create(pod).await? {
@@ -129,6 +129,13 @@ impl JobNamespace<'_> {
         }
     }
 
+    /// Creates the launch document unless it exists; returns its UID.
+    async fn create_launch(&self, launch: &ConfigMap) -> Result<String, Error> {
+        self.create(launch).await?;
+        let found = self.api::<ConfigMap>().get_metadata(&launch.name_any()).await;
+        Ok(found.map_err(Error::api("get the launch document"))?.uid().unwrap_or_default())
+    }
+
     /// Deletes the job's pod that has the name of `pod` but was not listed: its labels were changed, so it would never
     /// be counted or removed.
     async fn delete_unlisted_pod(&self, pod: &Pod, job: &TrainJob) -> Result<(), Error> {
@@ -153,13 +160,11 @@ impl JobNamespace<'_> {
         applied.map(drop).map_err(Error::api("apply a child of the job"))
     }
 
-    /// Deletes the launch document and the certificates of the previous attempt.
+    /// Deletes the launch document of the previous attempt, and with it the certificates, which it owns.
     async fn delete_previous_attempt(&self, attempt: &AttemptContext<'_>) -> Result<(), Error> {
         let Some(before) = attempt.number.checked_sub(1).filter(|number| *number > 0) else { return Ok(()) };
-        let names = ChildNames::for_job(attempt.job);
-        // The names contain the attempt, so no object of a later attempt has them.
-        self.delete::<ConfigMap>(&names.launch(before), None).await?;
-        self.delete::<Secret>(&names.identity(before), None).await
+        // The name contains the attempt, so no object of a later attempt has it.
+        self.delete::<ConfigMap>(&ChildNames::for_job(attempt.job).launch(before), None).await
     }
 
     /// Deletes the object of this name, if it has this UID. Succeeds if it does not exist.

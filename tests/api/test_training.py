@@ -52,7 +52,7 @@ def test_train_end_to_end(server: Server, reference: Callable[[int], Reference])
 
 @pytest.mark.needs("quick jobs")
 def test_suspend_scale_and_resume_keep_the_bits(server: Server, reference: Callable[[int], Reference]) -> None:
-    """A job that is suspended, resumed and scaled has the same bits and no restart."""
+    """A job that is suspended, resumed and scaled twice has the same bits and no restart; scaling begins no attempt."""
     user = server.user
     job = user.submit("changed", 500, "--num_csx", 2)
     until_step(job, 50)
@@ -68,18 +68,24 @@ def test_suspend_scale_and_resume_keep_the_bits(server: Server, reference: Calla
     until_step(job, paused_at + 30)
     assert "continues with 4" in user.millrace("scale", "changed", "--num_csx", 4).out
     until("it has four", lambda: job.refresh().status.get("systems") == [f"csx-{at}" for at in range(4)])
+    until("it uses four", lambda: "is training on 4 system(s)" in str(job.refresh().status["conditions"]))
+    until_step(job, job.status["progress"]["step"] + 20)
+    user.millrace("scale", "changed", "--num_csx", 1)
+    until("it has one", lambda: job.refresh().status.get("systems") == ["csx-0"])
+    counts = {role["name"]: (role["ready"], role["desired"]) for role in job.status["roles"]}
+    assert counts["cs2"] == counts["activation"] == (1, 1)
     assert user.millrace("attach", "changed").code == 0
     reference(500).assert_same(user, job)
-    assert job.status["restarts"] == 0 and job.spec["numCsx"] == 4
+    assert (job.status["restarts"], job.status["attempt"], job.spec["numCsx"]) == (0, 2, 1)
     reasons = [event.reason for event in job.events()]
-    expected = ["Training", "Suspending", "Suspended", "Resizing", "Succeeded"]
+    expected = ["Training", "Suspending", "Suspended", "Resized", "Resizing", "Succeeded"]
     assert [reason for reason in reasons if reason in expected] == [
         "Training",
         "Suspending",
         "Suspended",
         "Training",
-        "Resizing",
-        "Training",
+        "Resized",
+        "Resized",
         "Succeeded",
     ]
 

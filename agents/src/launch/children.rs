@@ -99,6 +99,25 @@ impl Children {
         })
     }
 
+    /// Adds the agents of `run` that do not exist yet, without starting them. A coordinator that is started later reads
+    /// the launch document of `run`.
+    ///
+    /// # Errors
+    /// A process could not be started with these settings; nothing is changed.
+    pub fn add_agents(&mut self, run: &LocalRun) -> Result<(), LaunchError> {
+        let (document, mut commands) = (document(&run.launch)?, role_commands(run)?);
+        commands.retain(|command| !self.agents().any(|agent| agent == command.agent()));
+        self.document = document;
+        self.commands.extend(commands);
+        Ok(())
+    }
+
+    /// Removes an agent whose process has ended.
+    pub fn remove_agent(&mut self, agent: AgentId) {
+        self.commands.retain(|command| command.agent() != agent);
+        self.newest.remove(&agent);
+    }
+
     /// Returns the agents in the order in which they are started.
     pub fn agents(&self) -> impl Iterator<Item = AgentId> + '_ {
         self.commands.iter().map(RoleCommand::agent)
@@ -164,9 +183,9 @@ impl Children {
         Ok(None)
     }
 
-    /// Starts a process that replaces one that has ended. If that is impossible, prints why; the process then counts as
-    /// one that has failed at once.
-    pub async fn start_replacement(&mut self, agent: AgentId) {
+    /// Starts a process of an agent that has none: another one has ended, or the agent was added. If that is
+    /// impossible, prints why; the process then counts as one that has failed at once.
+    pub async fn start_later(&mut self, agent: AgentId) {
         match self.start(agent).await {
             Ok(Some(mut lines)) => {
                 let (output, messages) = (self.output, self.messages.0.clone());

@@ -5,14 +5,15 @@
 //!   ended the attempt. Meanwhile it counts as starting.
 //! * A coordinator is replaced if it was killed, also because it did not respond. One that ends by itself has ended the
 //!   attempt.
+//! * Processes are added and removed when the job is resized.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use millrace_engine::types::{AgentId, Role};
 use millrace_protocol::journal::JournalEndpoint;
-use tokio::sync::watch;
+use tokio::sync::{mpsc, watch};
 
 use super::children::{ChildEvent, Children};
 use super::process::{DesiredState, LastLines, OutputMode};
@@ -28,8 +29,17 @@ pub struct ProcessGroup {
     processes: Arc<Processes>,
     journal: Option<JournalEndpoint>,
     desired_state: watch::Sender<DesiredState>,
+    requests: mpsc::UnboundedSender<GroupRequest>,
     /// Number of processes that run or are being replaced.
-    alive: watch::Receiver<usize>,
+    alive: watch::Sender<usize>,
+}
+
+/// A request to the task of a group.
+enum GroupRequest {
+    /// Start the agents of this run that do not exist.
+    Add(Box<LocalRun>),
+    /// End the process of an agent that the job no longer needs.
+    Remove(AgentId),
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -53,6 +63,13 @@ struct ProcessState {
     ready: bool,
     ended: Option<(ProcessExit, SystemTime)>,
     last_lines: LastLines,
+}
+
+impl ProcessState {
+    /// Returns the state of an agent whose process is about to be started.
+    fn starting(agent: AgentId) -> Self {
+        Self { agent, ready: false, ended: None, last_lines: LastLines::default() }
+    }
 }
 
 impl Processes {
@@ -87,7 +104,8 @@ impl ProcessGroup {
             last_lines: children.last_lines(agent),
         };
         let states: Vec<ProcessState> = started.map(state).collect();
-        let (alive_sender, alive) = watch::channel(states.len());
+        let alive = watch::Sender::new(states.len());
+        let (requests, received_requests) = mpsc::unbounded_channel();
         let processes = Arc::new(Processes(Mutex::new(states)));
         let (desired_state, desired) = watch::channel(DesiredState::Run);
         let journal = children.journal().cloned();
@@ -95,14 +113,36 @@ impl ProcessGroup {
             children,
             replacements: Replacements::new(&run.launch.agent_counts, has_started),
             replacing: HashMap::new(),
+            removing: HashSet::new(),
             processes: processes.clone(),
             changed,
-            alive: alive_sender,
+            alive: alive.clone(),
+            requests: received_requests,
             desired,
             is_ending: false,
         };
         tokio::spawn(task.run());
-        Ok(Self { processes, journal, desired_state, alive })
+        Ok(Self { processes, journal, desired_state, requests, alive })
+    }
+
+    /// Starts the agents of `run` that do not exist, because the job was resized. They count as starting from now on.
+    pub fn add_agents(&self, run: LocalRun) {
+        let mut states = self.processes.lock();
+        let is_new = |agent: &AgentId| states.iter().all(|state| state.agent != *agent);
+        let added: Vec<ProcessState> =
+            run.launch.agent_counts.agents().filter(is_new).map(ProcessState::starting).collect();
+        self.alive.send_modify(|alive| *alive += added.len());
+        states.extend(added);
+        // The receiver is dropped when the server shuts down.
+        let _ = self.requests.send(GroupRequest::Add(Box::new(run)));
+    }
+
+    /// Ends the process of the agent of this name, such as `cs2-1`, which the job no longer needs. The agent has no
+    /// status once its process has ended. Does nothing for other names.
+    pub fn remove_agent(&self, name: &str) {
+        if let Some(agent) = AgentId::parse(name) {
+            let _ = self.requests.send(GroupRequest::Remove(agent));
+        }
     }
 
     /// Returns the connection to the coordinator's journal; `None` if the coordinator ended before it listened.
@@ -127,7 +167,7 @@ impl ProcessGroup {
     /// Waits until every process has ended.
     pub async fn wait(&self) {
         // An error means that the sender was dropped, so the count can't change.
-        let _ = self.alive.clone().wait_for(|alive| *alive == 0).await;
+        let _ = self.alive.subscribe().wait_for(|alive| *alive == 0).await;
     }
 
     /// Requests every running process to end and returns at once; see [`ProcessGroup::wait`]. The coordinator saves the
@@ -153,9 +193,12 @@ struct GroupTask {
     replacements: Replacements,
     /// Processes that are being replaced, and how and when they ended.
     replacing: HashMap<AgentId, (ProcessExit, SystemTime)>,
+    /// Agents that the job no longer needs, and whose processes have not ended.
+    removing: HashSet<AgentId>,
     processes: Arc<Processes>,
     changed: ChangeCallback,
     alive: watch::Sender<usize>,
+    requests: mpsc::UnboundedReceiver<GroupRequest>,
     desired: watch::Receiver<DesiredState>,
     /// Whether no process is replaced any more.
     is_ending: bool,
@@ -166,6 +209,7 @@ impl GroupTask {
         loop {
             tokio::select! {
                 event = self.children.next_event() => self.on_event(event).await,
+                Some(request) = self.requests.recv() => self.on_request(request).await,
                 changed = self.desired.changed() => {
                     if changed.is_err() {
                         return;
@@ -179,18 +223,71 @@ impl GroupTask {
         }
     }
 
+    async fn on_request(&mut self, request: GroupRequest) {
+        match request {
+            GroupRequest::Add(run) => self.add_agents(&run).await,
+            GroupRequest::Remove(agent) if !self.has_process(agent) => self.forget(agent),
+            GroupRequest::Remove(agent) => {
+                // It has nothing to save.
+                self.children.set_state(agent, DesiredState::Kill);
+                self.removing.insert(agent);
+            }
+        }
+    }
+
+    async fn add_agents(&mut self, run: &LocalRun) {
+        self.replacements.set_least_systems(run.launch.agent_counts.least_systems);
+        // The process of an agent that is needed again is replaced when it has ended.
+        self.removing.retain(|agent| !run.launch.agent_counts.contains(*agent));
+        let known: HashSet<AgentId> = self.children.agents().collect();
+        let new: Vec<AgentId> = run.launch.agent_counts.agents().filter(|agent| !known.contains(agent)).collect();
+        let is_added = self.children.add_agents(run).inspect_err(|error| tracing::error!("can't resize: {error}"));
+        for agent in new {
+            if is_added.is_ok() && !self.is_ending {
+                self.start_later(agent).await;
+            } else {
+                self.forget(agent);
+            }
+        }
+    }
+
+    /// Returns whether a process of `agent` runs.
+    fn has_process(&self, agent: AgentId) -> bool {
+        let has_ended = |state: &ProcessState| state.agent == agent && state.ended.is_some();
+        !self.replacing.contains_key(&agent) && !self.processes.lock().iter().any(has_ended)
+    }
+
+    /// Starts a process of an agent that has none; returns whether its predecessor was killed because it did not
+    /// respond.
+    async fn start_later(&mut self, agent: AgentId) -> bool {
+        let was_unresponsive = self.replacements.on_started(agent);
+        self.children.start_later(agent).await;
+        let last_lines = self.children.last_lines(agent);
+        // A coordinator listens when it starts, and does not print that it is ready.
+        let ready = agent.role == Role::Coordinator;
+        self.processes.change(agent, |state| (state.last_lines, state.ready) = (last_lines, ready));
+        was_unresponsive
+    }
+
+    /// Removes an agent that has no process and that the job does not need.
+    fn forget(&mut self, agent: AgentId) {
+        self.replacing.remove(&agent);
+        self.children.remove_agent(agent);
+        let mut states = self.processes.lock();
+        if let Some(at) = states.iter().position(|state| state.agent == agent)
+            && states.remove(at).ended.is_none()
+        {
+            self.alive.send_modify(|alive| *alive = alive.saturating_sub(1));
+        }
+    }
+
     async fn on_event(&mut self, event: ChildEvent) {
         match event {
             ChildEvent::Ended(agent, exit, uptime) => self.on_ended(agent, exit, uptime),
             ChildEvent::ReplacementDue(agent) => {
                 let Some((exit, _)) = self.replacing.remove(&agent) else { return };
-                let end = describe_end(exit, self.replacements.on_started(agent));
+                let end = describe_end(exit, self.start_later(agent).await);
                 tracing::warn!("{agent} {end}; a new {agent} is started");
-                self.children.start_replacement(agent).await;
-                let last_lines = self.children.last_lines(agent);
-                // A coordinator listens when it starts, and does not print that it is ready.
-                let ready = agent.role == Role::Coordinator;
-                self.processes.change(agent, |state| (state.last_lines, state.ready) = (last_lines, ready));
             }
             ChildEvent::Unresponsive(agent, uptime) => {
                 if !self.is_ending && self.replacements.kills_unresponsive(agent, uptime) {
@@ -204,6 +301,10 @@ impl GroupTask {
     fn on_ended(&mut self, agent: AgentId, exit: ProcessExit, uptime: Duration) {
         let ended = (exit, SystemTime::now());
         self.replacements.on_ended(agent);
+        if self.removing.remove(&agent) {
+            self.forget(agent);
+            return;
+        }
         self.processes.change(agent, |state| state.ready = false);
         let has_ended_attempt = agent.role == Role::Coordinator && !is_coordinator_lost(exit);
         if !has_ended_attempt

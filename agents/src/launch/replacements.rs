@@ -39,6 +39,11 @@ impl Replacements {
         }
     }
 
+    /// Sets the minimum number of systems with which training continues.
+    pub const fn set_least_systems(&mut self, least_systems: usize) {
+        self.least_systems = least_systems;
+    }
+
     /// Returns the number of running processes of `role`.
     pub fn running(&self, role: Role) -> usize {
         self.running.get(&role).copied().unwrap_or_default()

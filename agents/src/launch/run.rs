@@ -94,7 +94,7 @@ async fn supervise_to_end(
                 SupervisorCommand::Replace(agent, after) => children.schedule_replacement(agent, after),
                 SupervisorCommand::Start { agent, exit, was_unresponsive } => {
                     print_replacement(agent, exit, was_unresponsive, &children.last_lines(agent));
-                    children.start_replacement(agent).await;
+                    children.start_later(agent).await;
                 }
                 SupervisorCommand::Kill(agent) => children.set_state(agent, DesiredState::Kill),
                 SupervisorCommand::Stop(reason) => {

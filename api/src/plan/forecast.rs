@@ -42,7 +42,12 @@ pub fn forecast(
         first = Some(entry.clone());
         // How long waiting jobs run is unknown: once one of them is granted, it never releases its systems here.
         requests.retain(|request| !decided.grants.iter().any(|grant| grant.uid == request.uid));
-        ledger.extend(decided.grants.into_iter().map(|grant| RunningJob { grant, until: None }));
+        for grant in decided.grants {
+            match ledger.iter_mut().find(|running| running.grant.uid == grant.uid) {
+                Some(resized) => resized.grant = grant,
+                None => ledger.push(RunningJob { grant, until: None }),
+            }
+        }
         let next = ledger.iter().filter_map(|running| running.until).min().filter(|_| !never);
         let Some(next) = next else { return (Err(entry), None) };
         time = time.max(next);
@@ -73,6 +78,7 @@ mod tests {
             namespace: "n".to_owned(),
             name: uid.to_owned(),
             attempt: 1,
+            held: None,
             priority: 0,
             created: at(created),
             systems,

@@ -294,7 +294,7 @@ impl Planner {
         job.metadata.creation_timestamp = Some(Time(now));
         let machine = appliance.spec.machine.resolve();
         let machine = machine.map_err(|error| ApiError::internal("read the appliance", error.report()))?;
-        let wanted = ledger::system_request(job, needs.memoryx_bytes, needs.swarmx_nodes, priorities)
+        let wanted = ledger::system_request(job, None, needs.memoryx_bytes, needs.swarmx_nodes, priorities)
             .ok_or_else(|| ApiError::internal("plan a job", "it has no UID"))?;
         let (running, waiting) = (self.running_jobs(appliance), self.pending_requests(appliance, priorities));
         let (found, start) = forecast(&ledger::capacity(&machine), &running, &waiting, &wanted, now);
@@ -302,10 +302,14 @@ impl Planner {
         Ok(if job.spec.suspend { until_resumed(plan) } else { plan })
     }
 
-    /// Returns the requests of the jobs that wait for this appliance.
+    /// Returns the requests of the jobs that wait for systems of this appliance, or for more of them.
     fn pending_requests(&self, appliance: &Appliance, priorities: &PriorityValues) -> Vec<SystemRequest> {
         let name = appliance.name_any();
-        let waits = |job: &Arc<TrainJob>| job.spec.appliance == name && is_waiting(job) && !job.spec.suspend;
+        let grants = appliance.status.as_ref().map(|status| status.grants.as_slice()).unwrap_or_default();
+        let waits = |job: &Arc<TrainJob>| {
+            let requests = is_waiting(job) || ledger::resized_grant(job, grants).is_some();
+            job.spec.appliance == name && requests && !job.spec.suspend
+        };
         let jobs = self.jobs.state();
         let uids: HashSet<String> = jobs.iter().filter_map(|job| job.uid()).collect();
         self.plan_cache.retain(|uid| uids.contains(uid));
@@ -326,7 +330,9 @@ impl Planner {
             Some(Err(_)) => return None,
             None => (0, 0),
         };
-        ledger::system_request(job, memoryx_bytes, swarmx_nodes, priorities)
+        let grants = appliance.status.as_ref().map(|status| status.grants.as_slice()).unwrap_or_default();
+        let held = ledger::resized_grant(job, grants).cloned();
+        ledger::system_request(job, held, memoryx_bytes, swarmx_nodes, priorities)
     }
 
     /// Returns the jobs of the ledger, with their expected ends.

@@ -30,7 +30,7 @@ pub fn observed_agent(
         index: process.agent.index,
         attempt,
         name: format!("{}-{}", job.name_any(), process.agent),
-        instance: String::new(),
+        instance: process.agent.to_string(),
         created: None,
         started: None,
         node: None,

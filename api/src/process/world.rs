@@ -50,6 +50,8 @@ pub struct ProcessWorld {
 #[derive(Clone)]
 struct RunningAttempt {
     attempt: u32,
+    /// Number of systems that it has processes for.
+    num_csx: u32,
     process_group: Option<Arc<ProcessGroup>>,
     /// Time at which processes that were requested to end are killed.
     kill_time: Option<Timestamp>,
@@ -81,7 +83,8 @@ impl ProcessWorld {
                 copy_journal_files(objects.store(), &uid, model_dir).await;
             }
             if let Some(attempt) = status.attempt.filter(|_| status.is(ConditionType::Admitted)) {
-                running_attempts.insert(uid, RunningAttempt { attempt, process_group: None, kill_time: None });
+                running_attempts
+                    .insert(uid, RunningAttempt { attempt, num_csx: 0, process_group: None, kill_time: None });
             }
         }
         Ok(Self { objects, directories, python, reconcile_requests, process_groups: Mutex::new(running_attempts) })
@@ -139,6 +142,22 @@ impl ProcessWorld {
             let uid = decided.uid().unwrap_or_default();
             copy_journal_files(self.objects.store(), &uid, model_dir).await;
         }
+    }
+
+    /// Adds the processes of a running attempt that was resized to more systems.
+    fn add_processes(&self, attempt: &AttemptContext<'_>, uid: &str) -> Result<(), Ended<Self>> {
+        let num_csx = attempt.system_count();
+        let Some(RunningAttempt { process_group: Some(group), num_csx: before, .. }) = self.running_attempt(uid) else {
+            return Ok(());
+        };
+        if before != num_csx {
+            let run = self.local_run(attempt, uid).map_err(|error| Ended::<Self>::Refused(error.into()))?;
+            group.add_agents(run);
+            if let Some(running) = self.running_attempts().get_mut(uid) {
+                running.num_csx = num_csx;
+            }
+        }
+        Ok(())
     }
 
     /// Returns the launch of an attempt, with the paths of this machine.
@@ -203,7 +222,7 @@ impl World for ProcessWorld {
 
     async fn observe(&self, job: &TrainJob) -> Result<AgentsFound<FoundProcesses>, ApiError> {
         let uid = job.uid().unwrap_or_default();
-        let Some(RunningAttempt { attempt, process_group: group, kill_time }) = self.running_attempt(&uid) else {
+        let Some(RunningAttempt { attempt, process_group: group, kill_time, .. }) = self.running_attempt(&uid) else {
             return Ok(AgentsFound { agents: Vec::new(), termination_report: None, handle: FoundProcesses::default() });
         };
         let found = FoundProcesses { attempt: Some(attempt) };
@@ -229,10 +248,10 @@ impl World for ProcessWorld {
     }
 
     async fn ensure_agents(&self, attempt: &AttemptContext<'_>, found: &FoundProcesses) -> Result<(), Ended<Self>> {
-        if found.attempt.is_some() {
-            return Ok(());
-        }
         let uid = attempt.job.uid().unwrap_or_default();
+        if found.attempt.is_some() {
+            return self.add_processes(attempt, &uid);
+        }
         let run = self.local_run(attempt, &uid).map_err(|error| Ended::<Self>::Refused(error.into()))?;
         if attempt.number == 1 {
             self.report_earlier_checkpoint(&uid, &run.launch).await;
@@ -252,12 +271,17 @@ impl World for ProcessWorld {
                 copy_journal_files(&store, &uid, &model_dir).await;
             });
         }
-        self.running_attempts()
-            .insert(uid, RunningAttempt { attempt: attempt.number, process_group: Some(group), kill_time: None });
+        let (number, num_csx) = (attempt.number, attempt.system_count());
+        let running = RunningAttempt { attempt: number, num_csx, process_group: Some(group), kill_time: None };
+        self.running_attempts().insert(uid, running);
         Ok(())
     }
 
-    async fn remove_agent(&self, _: &TrainJob, _: &FoundProcesses, _: &str, _: u32) -> Result<(), ApiError> {
+    async fn remove_agent(&self, job: &TrainJob, _: &FoundProcesses, name: &str, _: u32) -> Result<(), ApiError> {
+        let group = self.running_attempt(&job.uid().unwrap_or_default()).and_then(|running| running.process_group);
+        if let Some(group) = group {
+            group.remove_agent(name);
+        }
         Ok(())
     }
 

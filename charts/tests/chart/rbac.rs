@@ -131,10 +131,10 @@ pub fn operator_has_least_privilege() {
         ("networkpolicies@networking.k8s.io", "create patch"),
         ("persistentvolumeclaims", "create"),
         ("configmaps", "get create delete"),
-        ("secrets", "create delete"),
-        ("secrets:millrace-authority", "create delete"),
-        ("secrets:millrace-api-identity", "create delete"),
-        ("secrets:millrace-api-tls", "create delete"),
+        ("secrets", "create"),
+        ("secrets:millrace-authority", "create"),
+        ("secrets:millrace-api-identity", "create"),
+        ("secrets:millrace-api-tls", "create"),
         ("priorityclasses@scheduling.k8s.io", "list"),
         ("events@events.k8s.io", "create patch"),
         ("leases@coordination.k8s.io", ""),
@@ -144,7 +144,7 @@ pub fn operator_has_least_privilege() {
         ("nodes", ""),
     ]);
     for secret in ["secrets:millrace-authority", "secrets:millrace-api-identity", "secrets:millrace-api-tls"] {
-        rights.extend([own("get", secret, true), own("update", secret, true), own("delete", secret, true)]);
+        rights.extend([own("get", secret, true), own("update", secret, true), own("delete", secret, false)]);
     }
     rights.extend([
         own("get", "secrets:other", false),

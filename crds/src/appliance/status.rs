@@ -85,6 +85,10 @@ pub struct Grant {
     #[serde(default)]
     #[schemars(length(max = 1024), inner(length(max = 63)), transform = crate::schema::set)]
     pub systems: Vec<String>,
+    /// How often the systems of the attempt had changed when the job got these. If this is more than in the job's
+    /// status, the job does not use the added systems yet.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub resizes: u32,
     /// Memory of MemoryX, in bytes.
     #[serde(default)]
     pub memoryx_bytes: u64,
@@ -94,6 +98,11 @@ pub struct Grant {
     /// Time of the grant.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub since: Option<Time>,
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "the signature that serde requires")]
+const fn is_zero(number: &u32) -> bool {
+    *number == 0
 }
 
 fn by_uid(schema: &mut Schema) {

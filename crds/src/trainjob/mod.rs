@@ -164,14 +164,13 @@ use crate::schema::keyed_by;
     validation = min_csx_is_reachable(),
 )]
 pub struct TrainJobSpec {
-    /// How many CS-2 systems to use. May be changed while the job runs (kubectl scale): it then saves its state and
-    /// goes on from the same step with the new number. At most the number of leaves of a batch, which follows from
-    /// params.
+    /// How many CS-2 systems to use. May be changed while the job runs (kubectl scale): it continues without a restart,
+    /// on more systems once it has them. At most the number of leaves of a batch, which follows from params.
     #[schemars(range(min = 1, max = 1024))]
     pub num_csx: u32,
 
-    /// Minimum number of systems with which an attempt continues while lost ones are replaced. A change takes effect
-    /// with the next attempt.
+    /// Minimum number of systems with which an attempt continues while lost ones are replaced. May be changed while the
+    /// job runs.
     #[serde(default = "default_min_csx")]
     #[schemars(range(min = 1, max = 1024))]
     pub min_csx: u32,
@@ -278,8 +277,8 @@ pub struct UploadedModel {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct CheckpointPolicy {
-    /// Seconds that a job has to save its state if it is suspended, scaled or moved. Then its pods are stopped, and it
-    /// resumes from its last checkpoint.
+    /// Seconds that a job has to save its state if it is suspended or moved. Then its pods are stopped, and it resumes
+    /// from its last checkpoint.
     #[serde(default = "default_grace")]
     #[schemars(range(min = 0, max = 86_400))]
     pub grace_period_seconds: u32,

@@ -17,7 +17,7 @@ pub enum JobState {
     Suspended,
     /// An agent failed; the job starts again from its last committed step.
     Restarting,
-    /// Saves its state before it continues with another number of systems.
+    /// Saves its state before it restarts with another number of systems, because its agents are of release 0.1.0.
     Resizing,
     /// Deleted; its agents end, and the object is removed once its history is archived.
     Deleting,

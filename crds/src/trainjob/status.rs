@@ -51,13 +51,17 @@ pub struct TrainJobStatus {
     /// The job's position in the queue while it waits.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub queue: Option<QueueStatus>,
-    /// Systems that the job has now, such as csx-0.
+    /// Systems that the job has now, such as csx-0. After a resize to fewer systems, the others are included until
+    /// their agents have ended.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 1024), inner(length(max = 63)), transform = crate::schema::set)]
     pub systems: Vec<String>,
-    /// Number of these systems.
+    /// Number of systems that the current attempt uses: the first ones of systems.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub num_csx: Option<u32>,
+    /// How often the systems of the current attempt have changed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub resizes: Option<u32>,
     /// Value of the column CSX: number of systems of the current or last attempt; of a waiting job, the number that it
     /// requests.
     #[serde(default, alias = "shownCsx", skip_serializing_if = "Option::is_none")]

@@ -72,9 +72,9 @@ impl ChildNames {
         self.child(&format!("launch-{attempt}"))
     }
 
-    /// Returns the name of the Secret with the certificates of an attempt's agents.
-    pub fn identity(&self, attempt: u32) -> String {
-        self.child(&format!("identity-{attempt}"))
+    /// Returns the name of the Secret with the certificates of an attempt's agents on `num_csx` systems.
+    pub fn identity(&self, attempt: u32, num_csx: u32) -> String {
+        self.child(&format!("identity-{attempt}-{num_csx}"))
     }
 
     /// Returns a name for a reader of the job's files, unique if `tail` is.

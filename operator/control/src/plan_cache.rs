@@ -1,7 +1,7 @@
 //! Caches the record and needs of each job, by UID; computes them in the background.
 //!
-//! * An entry is for one number of systems. It is replaced if another number is requested or, for a job without a
-//!   record, if the specification of the appliance has changed.
+//! * An entry is for one number of systems. The most recent [`MAX_SIZES_PER_JOB`] entries of a job are kept; for a job
+//!   without a record, those of the current specification of the appliance.
 //! * A plan whose graph document can't be read at present is computed again after a backoff, when it is requested.
 //! * Entries of deleted jobs are removed by [`PlanCache::retain`].
 
@@ -25,6 +25,9 @@ use crate::world::JobSite;
 const MIN_UNAVAILABLE_BACKOFF: Duration = Duration::from_secs(1);
 /// Longest of these backoffs: such a job is planned soon after the server is back.
 const MAX_UNAVAILABLE_BACKOFF: Duration = Duration::from_secs(15);
+
+/// Maximum entries of a job: a job that is being resized needs the old number of systems, the new one and the next.
+const MAX_SIZES_PER_JOB: usize = 3;
 
 /// A planned job.
 #[derive(Clone, Debug)]
@@ -86,7 +89,8 @@ struct Shared {
     site: Arc<dyn JobSite>,
     workers: WorkerPool,
     plans: PlanCompiler,
-    jobs: Mutex<HashMap<String, CacheEntry>>,
+    /// Entries of each job, the most recent ones last.
+    jobs: Mutex<HashMap<String, Vec<CacheEntry>>>,
 }
 
 /// The cached result of a job.
@@ -149,7 +153,7 @@ impl EntryState {
 }
 
 impl Shared {
-    fn jobs(&self) -> MutexGuard<'_, HashMap<String, CacheEntry>> {
+    fn jobs(&self) -> MutexGuard<'_, HashMap<String, Vec<CacheEntry>>> {
         // The map holds complete values only, so it is consistent after any panic.
         self.jobs.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -186,11 +190,10 @@ impl PlanCache {
     ) -> PlanStatus {
         let record = job.status.as_ref().and_then(|status| status.resolved.clone());
         let mut jobs = self.shared.jobs();
+        let entries = jobs.entry(uid.to_owned()).or_default();
         // A change of the appliance does not affect a record.
-        let is_same =
-            |entry: &&CacheEntry| entry.num_csx == num_csx && (record.is_some() || *entry.cluster == *cluster);
-        let is_known = jobs.get(uid).is_some_and(|entry| is_same(&entry));
-        if let Some(entry) = jobs.get_mut(uid).filter(|_| is_known) {
+        entries.retain(|entry| record.is_some() || *entry.cluster == *cluster);
+        if let Some(entry) = entries.iter_mut().find(|entry| entry.num_csx == num_csx) {
             let is_due = entry.state.begin_retry();
             if entry.state.is_computed_now() {
                 entry.done = entry.done.take().or(done);
@@ -204,7 +207,10 @@ impl PlanCache {
         }
         let (state, cluster) = (EntryState::Pending(Instant::now()), Arc::new(cluster.clone()));
         let status = state.status();
-        jobs.insert(uid.to_owned(), CacheEntry { num_csx, cluster: cluster.clone(), state, done });
+        if entries.len() >= MAX_SIZES_PER_JOB {
+            entries.remove(0);
+        }
+        entries.push(CacheEntry { num_csx, cluster: cluster.clone(), state, done });
         drop(jobs);
         self.compute(job, uid, cluster, num_csx);
         status
@@ -235,10 +241,10 @@ impl PlanCache {
                 tracing::error!(%uid, "the job can't be planned: {failed}");
                 Err(InvalidJob::Aborted(failed).into())
             });
-            // The entry may have been removed with the job, or replaced for another number of systems or another
-            // appliance.
+            // The entry may have been removed: with the job, for other numbers of systems, or for another appliance.
             let mut jobs = shared.jobs();
-            let entry = jobs.get_mut(&uid).filter(|entry| Arc::ptr_eq(&entry.cluster, &cluster));
+            let entries = jobs.get_mut(&uid).map(Vec::as_mut_slice).unwrap_or_default();
+            let entry = entries.iter_mut().find(|entry| Arc::ptr_eq(&entry.cluster, &cluster));
             let done = entry.and_then(|entry| {
                 entry.state = entry.state.after(result);
                 entry.done.take()

@@ -21,12 +21,12 @@ use kube::ResourceExt;
 use kube::runtime::controller::Action;
 use kube::runtime::reflector::ObjectRef;
 use millrace_crds::{
-    Appliance, ApplianceSpec, ConditionType, JobState, QueueReason, QueueStatus, ResolvedJob, TRACEPARENT_ANNOTATION,
-    TrainJob, TrainJobStatus,
+    Appliance, ApplianceSpec, ConditionType, Grant, JobState, QueueReason, QueueStatus, ResolvedJob,
+    TRACEPARENT_ANNOTATION, TrainJob, TrainJobStatus,
 };
 use millrace_lifecycle::{
-    CoordinatorReport, CreationError, JobCommand, JobDecision, JobObservation, LedgerEntry, ResolutionError, decide,
-    decide_deleted, is_waiting,
+    CoordinatorReport, CreationError, JobCommand, JobDecision, JobObservation, LedgerEntry, ResizedAttempt,
+    ResolutionError, decide, decide_deleted, is_waiting, target_systems,
 };
 use millrace_protocol::error_chain;
 use millrace_protocol::launch::V1;
@@ -36,6 +36,7 @@ use tracing::Instrument;
 
 use crate::attempt::AttemptContext;
 use crate::context::ControllerContext;
+use crate::journal_follower::AttemptSize;
 use crate::plan_cache::{self, PlanStatus};
 use crate::record::{resolved_job, resolved_version};
 use crate::resolve_error::ResolveError;
@@ -222,11 +223,15 @@ async fn dereference<W: World>(
         None => Some(no_appliance(&job.spec.appliance)),
     };
     let plan = planned.as_ref().and_then(|planned| planned.as_ref().ok());
+    let grant = grant.map(|Grant { attempt, systems, resizes, .. }| LedgerEntry { attempt, systems, resizes });
+    let resized_attempt = resized_attempt(job, control, (&uid, &cluster), grant.as_ref());
     let observed = JobObservation {
         now: Timestamp::now(),
         agents,
-        are_agents_replaceable: W::AGENTS_ARE_REPLACEABLE && has_replaceable_agents(job),
-        grant: grant.map(|grant| LedgerEntry { attempt: grant.attempt, systems: grant.systems }),
+        are_agents_replaceable: W::AGENTS_ARE_REPLACEABLE && has_flexible_agents(job),
+        is_resizable: has_flexible_agents(job),
+        resized_attempt,
+        grant,
         queue_place,
         report: report(control.followers.report(&uid, attempt), last.filter(|last| last.attempt == attempt)),
         resolution: planned
@@ -241,9 +246,23 @@ async fn dereference<W: World>(
     Ok(Dereferenced { uid, found_agents, cluster, observed })
 }
 
-/// Returns whether single agents of the job can be replaced. A coordinator of release 0.1.0 can't continue the attempt
-/// of another one.
-fn has_replaceable_agents(job: &TrainJob) -> bool {
+/// Plans the running attempt of `job` on the number of systems that it is to have; `None` if no attempt runs, or while
+/// the plan is computed.
+fn resized_attempt<W: World>(
+    job: &TrainJob,
+    control: &ControllerContext<W>,
+    (uid, cluster): (&str, &ApplianceSpec),
+    grant: Option<&LedgerEntry>,
+) -> Option<Result<ResizedAttempt, ResolutionError>> {
+    let num_csx = target_systems(job, grant)?;
+    let planned = control.get_or_plan(job, uid, cluster, num_csx).ready()?;
+    let resized = planned.map(|planned| ResizedAttempt { num_csx, agents: planned.needs.wanted.clone() });
+    Some(resized.map_err(|error| resolution_error(&error)))
+}
+
+/// Returns whether single agents of the job can be added, removed and replaced while its attempt runs. A coordinator of
+/// release 0.1.0 can't continue the attempt of another one, nor on other systems.
+fn has_flexible_agents(job: &TrainJob) -> bool {
     let record = job.status.as_ref().and_then(|status| status.resolved.as_ref());
     record.is_some_and(|record| resolved_version(record) > V1)
 }
@@ -313,6 +332,10 @@ async fn apply<W: World>(
                 // The coordinator's address may be known only now. A job that runs for a second has reported everything
                 // before a second reconcile.
                 follow(job, control, Some(resolution), number);
+                if has_flexible_agents(job) {
+                    let size = AttemptSize { num_csx: *num_csx, min_csx: job.spec.min_csx };
+                    control.followers.resize(&dereferenced.uid, number, size);
+                }
             }
             JobCommand::FollowCoordinator { attempt } => {
                 follow(job, control, decision.status.resolved.as_ref(), *attempt)

@@ -20,6 +20,9 @@ pub struct ResourceRequirements {
     pub wanted: Vec<(Role, u32)>,
     /// Bytes of memory of a process of each role.
     pub bytes: BTreeMap<Role, u64>,
+    /// The same for any number of systems: the attempt may lose some, or be resized. Fewer systems have more leaves
+    /// each.
+    pub max_bytes: BTreeMap<Role, u64>,
     /// Bytes of MemoryX, of all shards together.
     pub memoryx_bytes: u64,
     /// Nodes of the SwarmX tree.
@@ -69,8 +72,14 @@ pub(crate) fn requirements_of_plan(
     let shards = job.memoryx_shards(appliance) as u32;
     let fan_out = u32::try_from(appliance.swarmx.fan_out).unwrap_or(u32::MAX);
     let swarmx = swarm_nodes(systems as usize, fan_out) as u32;
-    let with_process = |data: u64| data + bytes.process;
-    let shard = bytes.memoryx_shards.iter().copied().max().unwrap_or(0);
+    let largest_num_csx = largest_num_csx(job);
+    let other_sizes =
+        [1, largest_num_csx].into_iter().filter_map(|systems| nominal_placement(plan, appliance, systems).ok());
+    let mut max_bytes = process_bytes(&bytes);
+    for (role, other) in other_sizes.flat_map(|other| process_bytes(&RoleBytes::new(plan, &other, &appliance.link))) {
+        let max = max_bytes.entry(role).or_default();
+        *max = other.max(*max);
+    }
     Ok(ResourceRequirements {
         wanted: vec![
             (Role::Coordinator, 1),
@@ -79,16 +88,11 @@ pub(crate) fn requirements_of_plan(
             (Role::Activation, systems),
             (Role::Cs2, systems),
         ],
-        bytes: BTreeMap::from([
-            (Role::Coordinator, with_process(0)),
-            (Role::MemoryX, with_process(shard)),
-            (Role::SwarmX, with_process(bytes.swarmx)),
-            (Role::Activation, with_process(bytes.activation)),
-            (Role::Cs2, with_process(bytes.cs2.host.total())),
-        ]),
+        bytes: process_bytes(&bytes),
+        max_bytes,
         memoryx_bytes: bytes.memoryx,
         swarmx_nodes: swarmx,
-        largest_num_csx: largest_num_csx(job),
+        largest_num_csx,
         projected: ProjectedTime {
             step_seconds: projection.step_seconds,
             seconds: projection.step_seconds * job.run.known_max_steps().unwrap_or(0) as f64,
@@ -96,6 +100,19 @@ pub(crate) fn requirements_of_plan(
         },
         host_work: HostWork::new(plan, &placement, &traffic(plan, &placement)),
     })
+}
+
+/// Returns the memory of a process of each role.
+fn process_bytes(bytes: &RoleBytes) -> BTreeMap<Role, u64> {
+    let with_process = |data: u64| data + bytes.process;
+    let shard = bytes.memoryx_shards.iter().copied().max().unwrap_or(0);
+    BTreeMap::from([
+        (Role::Coordinator, with_process(0)),
+        (Role::MemoryX, with_process(shard)),
+        (Role::SwarmX, with_process(bytes.swarmx)),
+        (Role::Activation, with_process(bytes.activation)),
+        (Role::Cs2, with_process(bytes.cs2.host.total())),
+    ])
 }
 
 /// Returns the number of leaves of the inputs that the mode reads, the smaller one of two, at least 1.

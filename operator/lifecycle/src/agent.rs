@@ -15,8 +15,8 @@ pub struct ObservedAgent {
     pub attempt: u32,
     /// Name of the object that runs it, such as its pod.
     pub name: String,
-    /// Identifies this instance among all of the agent, such as the UID of its pod. Empty in a world that replaces
-    /// agents itself.
+    /// Identifies this instance among all of the agent, such as the UID of its pod; the agent's name in a world that
+    /// replaces agents itself.
     pub instance: String,
     /// The node it runs on.
     pub node: Option<String>,

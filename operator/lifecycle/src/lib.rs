@@ -13,14 +13,15 @@
 //! | while an attempt runs | state until its last agent is gone | then |
 //! |---|---|---|
 //! | `spec.suspend` is set | Suspending: the state is saved | Suspended; Queued once it is resumed |
-//! | `spec.numCsx` changes | Resizing: the state is saved | Queued |
+//! | `spec.numCsx` changes, and the agents are of release 0.1.0 | Resizing: the state is saved | Queued |
 //! | an agent is given up, or the coordinator fails | Restarting | Starting, on the same systems, after a backoff  |
 //! | the agents can't start | Restarting | Queued, without systems, until the backoff is over |
 //! | the job can't continue | a state of failure, such as BadParams or RetriesExhausted | no change |
 //! | the object is deleted | Deleting ([`decide_deleted`]) | the object no longer exists |
 //!
 //! An agent that is lost while its attempt continues is replaced, without a change of state unless the others wait for
-//! it. Then the state is Starting.
+//! it. Then the state is Starting. A change of `spec.numCsx` adds and removes agents in the same way: the attempt and
+//! its state stay the same.
 //!
 //! [`schedule`] grants systems to the jobs in the queue, and [`ledger`] computes which systems are held already.
 //!
@@ -53,11 +54,12 @@ pub use agent::{AgentState, OUT_OF_MEMORY, ObservedAgent, ProcessEnd, describe_e
 pub use conditions::set_condition;
 pub use decision::{JobCommand, JobDecision, JobEvent};
 pub use observation::{
-    CoordinatorReport, CreationError, JobObservation, LedgerEntry, ReportedOutcome, ResolutionError, SlowSystem,
+    CoordinatorReport, CreationError, JobObservation, LedgerEntry, ReportedOutcome, ResizedAttempt, ResolutionError,
+    SlowSystem,
 };
 pub use retry::{backoff_place, seconds_until_next_attempt};
 pub use scheduler::{QueueEntry, SchedulingDecision, SystemRequest, is_waiting, schedule, used_resources};
-pub use transitions::{decide, decide_deleted, is_removal_overdue};
+pub use transitions::{decide, decide_deleted, is_removal_overdue, target_systems};
 
 #[cfg(test)]
 mod random;

@@ -37,9 +37,24 @@ pub struct JobObservation {
     pub max_deadlines: MaxDeadlines,
     /// Largest number of systems that all have work, if it is known.
     pub largest_num_csx: Option<u32>,
+    /// Whether a running attempt can be resized. False if its agents are of a release that can't: a change of
+    /// `spec.numCsx` then restarts the job.
+    pub is_resizable: bool,
+    /// The attempt on the number of systems that it is to have, see [`target_systems`](crate::target_systems). `Err` if
+    /// it can't run on so many; `None` while that is being planned, or if no attempt runs.
+    pub resized_attempt: Option<Result<ResizedAttempt, ResolutionError>>,
     /// Number of agents of each role in the current attempt, or without one in an attempt on `spec.numCsx` systems;
     /// empty if `resolution` is an error or `None`.
     pub desired_agents: Vec<(Role, u32)>,
+}
+
+/// An attempt on another number of systems, or the same.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ResizedAttempt {
+    /// Number of systems.
+    pub num_csx: u32,
+    /// Number of agents of each role.
+    pub agents: Vec<(Role, u32)>,
 }
 
 /// Why a job has no usable record, as its conditions and events say it.
@@ -67,6 +82,8 @@ pub struct LedgerEntry {
     pub attempt: u32,
     /// Names of the systems.
     pub systems: Vec<String>,
+    /// How often the systems of the attempt had changed before.
+    pub resizes: u32,
 }
 
 /// The reports of an attempt's coordinator so far.
@@ -78,6 +95,8 @@ pub struct CoordinatorReport {
     pub evaluating: bool,
     /// Number of systems that work at present, if known.
     pub systems: Option<u32>,
+    /// Number of systems that the attempt is to use, once no other one takes part; `None` if it can't be resized.
+    pub requested_csx: Option<u32>,
     /// Agents that the coordinator counts as lost, such as `cs2-1`, and since when.
     pub unresponsive: BTreeMap<String, Timestamp>,
     /// Systems that compute much more slowly than the others, such as `cs2-1`.

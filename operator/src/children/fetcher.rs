@@ -166,7 +166,7 @@ impl Fetcher<'_> {
         let (names, number) = (ChildNames::for_job(self.attempt.job), self.attempt.number);
         let item = |key: &str, path: &str| KeyToPath { key: key.to_owned(), path: path.to_owned(), mode: None };
         let identity = SecretVolumeSource {
-            secret_name: Some(names.identity(number)),
+            secret_name: Some(names.identity(number, self.attempt.system_count())),
             items: Some(vec![
                 item(&format!("{FETCHER_IDENTITY}.crt"), Credentials::CERTIFICATE_FILE),
                 item(&format!("{FETCHER_IDENTITY}.key"), Credentials::KEY_FILE),

@@ -1,12 +1,14 @@
-//! The identities of an attempt's agents, in one Secret. Each agent mounts only its own entries, and init containers
-//! those of the fetcher. The operator may write such Secrets but never read them: a key exists only in the Secret and
-//! in its pod.
+//! The identities of an attempt's agents, in one Secret for each number of systems that the attempt has had. Each agent
+//! mounts only its own entries, and init containers those of the fetcher. The operator may create such Secrets but
+//! never read them: a key exists only in the Secret and in its pod. Garbage collection deletes them with the attempt's
+//! launch document.
 
 use std::collections::BTreeMap;
 use std::time::SystemTime;
 
-use k8s_openapi::ByteString;
-use k8s_openapi::api::core::v1::{KeyToPath, Secret, SecretVolumeSource};
+use k8s_openapi::api::core::v1::{ConfigMap, KeyToPath, Secret, SecretVolumeSource};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
+use k8s_openapi::{ByteString, Resource};
 use kube::ResourceExt;
 use millrace_cluster::address::host;
 use millrace_cluster::names::ChildNames;
@@ -26,13 +28,15 @@ fn entry(name: &str, text: &str) -> (String, ByteString) {
     (name.to_owned(), ByteString(text.as_bytes().to_vec()))
 }
 
-/// Builds the Secret with an identity for every agent of the attempt, and one for its fetchers, issued at `now`.
+/// Builds the Secret with an identity for every agent of the attempt, and one for its fetchers, issued at `now`. It is
+/// owned by the launch document with the UID `launch_uid`.
 ///
 /// # Errors
 /// A certificate can't be issued, or there are too many agents for one Secret.
 pub fn identities(
     attempt: &AttemptContext<'_>,
     authorities: &Authorities,
+    launch_uid: String,
     now: SystemTime,
 ) -> Result<Secret, ChildError> {
     let (names, namespace) = (ChildNames::for_job(attempt.job), attempt.job.namespace().unwrap_or_default());
@@ -64,7 +68,17 @@ pub fn identities(
     if bytes > MAX_SECRET_BYTES {
         return Err(ChildError::SecretTooLarge { bytes });
     }
-    let metadata = meta(attempt, names.identity(attempt.number));
+    let owner = OwnerReference {
+        api_version: ConfigMap::API_VERSION.to_owned(),
+        kind: ConfigMap::KIND.to_owned(),
+        name: names.launch(attempt.number),
+        uid: launch_uid,
+        ..OwnerReference::default()
+    };
+    let metadata = ObjectMeta {
+        owner_references: Some(vec![owner]),
+        ..meta(attempt, names.identity(attempt.number, attempt.system_count()))
+    };
     Ok(Secret { metadata, immutable: Some(true), data: Some(data), ..Secret::default() })
 }
 
@@ -72,7 +86,7 @@ pub fn identities(
 pub fn identity_volume(attempt: &AttemptContext<'_>, role: Role, index: u32) -> SecretVolumeSource {
     let item = |key: String, path: &str| KeyToPath { key, path: path.to_owned(), mode: None };
     SecretVolumeSource {
-        secret_name: Some(ChildNames::for_job(attempt.job).identity(attempt.number)),
+        secret_name: Some(ChildNames::for_job(attempt.job).identity(attempt.number, attempt.system_count())),
         items: Some(vec![
             item(format!("{role}-{index}.crt"), Credentials::CERTIFICATE_FILE),
             item(format!("{role}-{index}.key"), Credentials::KEY_FILE),

@@ -110,7 +110,7 @@ pub(super) fn base_pod_spec(cluster: &ApplianceSpec) -> PodSpec {
 
 fn container(attempt: &AttemptContext<'_>, role: Role, index: u32, mounts: Vec<VolumeMount>) -> Container {
     let role_resources = attempt.job.spec.resources.as_ref().or(attempt.resolution.resources.as_ref());
-    let bytes = attempt.needs.bytes.get(&role).copied().unwrap_or_default();
+    let bytes = [&attempt.needs.bytes, &attempt.needs.max_bytes].map(|bytes| bytes.get(&role).copied().unwrap_or(0));
     Container {
         name: CONTAINER_NAME.to_owned(),
         image: attempt.resolution.image.clone(),

@@ -61,8 +61,9 @@ fn given_resources(Resources { requests, limits }: &Resources) -> ResourceRequir
     ResourceRequirements { requests: map(requests), limits: map(limits), ..ResourceRequirements::default() }
 }
 
-/// Returns the resources of `role`, which needs `bytes` of memory in the attempt.
-pub fn resources(role: Role, bytes: u64, resources: Option<&RoleResources>) -> ResourceRequirements {
+/// Returns the resources of `role`, which needs `bytes` of memory in the attempt, and up to `max_bytes` if the attempt
+/// continues on another number of systems.
+pub fn resources(role: Role, [bytes, max_bytes]: [u64; 2], resources: Option<&RoleResources>) -> ResourceRequirements {
     let explicit = resources.and_then(|resources| match role {
         Role::Coordinator => resources.coordinator.as_ref(),
         Role::MemoryX => resources.memoryx.as_ref(),
@@ -77,7 +78,7 @@ pub fn resources(role: Role, bytes: u64, resources: Option<&RoleResources>) -> R
     let cpu = ("cpu".to_owned(), Quantity(format!("{}m", millicpu(role))));
     ResourceRequirements {
         requests: Some(BTreeMap::from([cpu, amount(bytes)])),
-        limits: Some(BTreeMap::from([amount(bytes + bytes / 2 + MEMORY_HEADROOM_BYTES)])),
+        limits: Some(BTreeMap::from([amount(max_bytes + max_bytes / 2 + MEMORY_HEADROOM_BYTES)])),
         ..ResourceRequirements::default()
     }
 }

@@ -67,7 +67,7 @@ fn lines_as_documented() {
         [
             r#"{"metric":{"step":1,"loss":0.1,"learning_rate":0.0006,"grad_norm":1.5,"tokens":4096,"seconds":0.5,"rate":8.0}}}"#,
             r#"{"checkpoint":{"step":1,"digest":"ab"}}}"#,
-            r#"{"state":{"state":"Evaluating","step":7,"total_steps":9,"num_csx":2,"epoch":"1.2","lost_agents":{"cs2-1":1700000000000},"slow_agents":{"cs2-0":{"since_unix_ms":1700000000000,"speed_percent":31}},"resumed":{"step":5,"repeated_steps":2},"note":"Still computing step 8 of 9: 0:00:30 so far."}}}"#
+            r#"{"state":{"state":"Evaluating","step":7,"total_steps":9,"num_csx":2,"requested_csx":4,"epoch":"1.2","lost_agents":{"cs2-1":1700000000000},"slow_agents":{"cs2-0":{"since_unix_ms":1700000000000,"speed_percent":31}},"resumed":{"step":5,"repeated_steps":2},"note":"Still computing step 8 of 9: 0:00:30 so far."}}}"#
         ]
     );
     let mut reader = JournalReader::open(dir.path(), 1).unwrap();

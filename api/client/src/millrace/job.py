@@ -153,7 +153,10 @@ class Job:
         return self._command("/resume")
 
     def scale(self, num_csx: int) -> Job:
-        """Changes the number of systems. The job resumes at the same step; the result has the same bits."""
+        """Changes the number of systems. The job continues without a restart; the result has the same bits.
+
+        It keeps the systems that it has while it waits for more.
+        """
         return self._command("/scale", json={"numCsx": num_csx})
 
     def cancel(self) -> Job:

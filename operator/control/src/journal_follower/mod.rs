@@ -33,8 +33,7 @@ pub struct JournalFollowers<W> {
 struct FollowedAttempt {
     attempt: u32,
     report: watch::Receiver<CoordinatorReport>,
-    /// The reason to stop; `None` until the attempt is to stop.
-    stop: watch::Sender<Option<String>>,
+    requests: watch::Sender<AttemptRequests>,
     task: JoinHandle<()>,
 }
 
@@ -42,6 +41,23 @@ impl Drop for FollowedAttempt {
     fn drop(&mut self) {
         self.task.abort();
     }
+}
+
+/// What is requested of the coordinator of an attempt.
+#[derive(Default)]
+struct AttemptRequests {
+    /// The reason to stop; `None` until the attempt is to stop.
+    stop: Option<String>,
+    /// The number of systems; `None` until it is known, or if the attempt can't be resized.
+    size: Option<AttemptSize>,
+}
+
+/// The number of systems of an attempt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AttemptSize {
+    pub num_csx: u32,
+    /// Minimum number with which the attempt continues.
+    pub min_csx: u32,
 }
 
 /// The attempt to follow, and the job to enqueue.
@@ -88,9 +104,9 @@ impl<W: World> JournalFollowers<W> {
             known_progress: progress.filter(|progress| progress.attempt == Some(attempt)),
         };
         let (reports, report) = watch::channel(CoordinatorReport { attempt, ..CoordinatorReport::default() });
-        let (stop, stopped) = watch::channel(None);
-        let task = tokio::spawn(task::run(self.world.clone(), self.visits.clone(), target, reports, stopped));
-        all.insert(uid, FollowedAttempt { attempt, report, stop, task });
+        let (requests, received) = watch::channel(AttemptRequests::default());
+        let task = tokio::spawn(task::run(self.world.clone(), self.visits.clone(), target, reports, received));
+        all.insert(uid, FollowedAttempt { attempt, report, requests, task });
     }
 
     /// Returns the report of the attempt's coordinator so far; `None` if the attempt is not followed.
@@ -104,7 +120,16 @@ impl<W: World> JournalFollowers<W> {
     /// Makes an attempt save its state and stop. Idempotent; the first reason is sent.
     pub fn stop(&self, uid: &str, attempt: u32, reason: &str) {
         if let Some(followed) = self.following().get(uid).filter(|followed| followed.attempt == attempt) {
-            followed.stop.send_if_modified(|stop| stop.is_none() && stop.replace(reason.to_owned()).is_none());
+            followed.requests.send_if_modified(|AttemptRequests { stop, .. }| {
+                stop.is_none() && stop.replace(reason.to_owned()).is_none()
+            });
+        }
+    }
+
+    /// Makes an attempt continue on this number of systems. Idempotent.
+    pub fn resize(&self, uid: &str, attempt: u32, size: AttemptSize) {
+        if let Some(followed) = self.following().get(uid).filter(|followed| followed.attempt == attempt) {
+            followed.requests.send_if_modified(|requests| requests.size.replace(size) != Some(size));
         }
     }
 

@@ -9,14 +9,15 @@ use millrace_crds::TrainJob;
 use millrace_lifecycle::{CoordinatorReport, SlowSystem};
 use millrace_protocol::journal::{self, JournalError};
 use millrace_protocol::proto::journal_client::JournalClient;
-use millrace_protocol::proto::{FollowRequest, StopRequest};
+use millrace_protocol::proto::{FollowRequest, ResizeRequest, StopRequest};
 use millrace_protocol::{error_chain, proto};
 use millrace_telemetry::journal::{JournalEvent, RunPhase, SlowAgent};
 use tokio::sync::{mpsc, watch};
+use tonic::Code;
 use tonic::transport::Channel;
 
-use super::FollowTarget;
 use super::progress::ProgressWriter;
+use super::{AttemptRequests, AttemptSize, FollowTarget};
 use crate::report::reported_outcome;
 use crate::world::World;
 
@@ -40,11 +41,11 @@ pub(super) async fn run<W: World>(
     visits: mpsc::UnboundedSender<ObjectRef<TrainJob>>,
     target: FollowTarget,
     reports: watch::Sender<CoordinatorReport>,
-    stop: watch::Receiver<Option<String>>,
+    requests: watch::Receiver<AttemptRequests>,
 ) {
     let mut writer = ProgressWriter::new(&target);
     loop {
-        if let Err(error) = follow_connection(&*world, &visits, &target, &reports, &stop, &mut writer).await {
+        if let Err(error) = follow_connection(&*world, &visits, &target, &reports, &requests, &mut writer).await {
             let (job, attempt) = (&target.job, target.attempt);
             tracing::debug!(%job, attempt, "can't follow the attempt, retrying: {}", error_chain(&error));
         }
@@ -66,13 +67,13 @@ async fn follow_connection<W: World>(
     visits: &mpsc::UnboundedSender<ObjectRef<TrainJob>>,
     target: &FollowTarget,
     reports: &watch::Sender<CoordinatorReport>,
-    stop: &watch::Receiver<Option<String>>,
+    requests: &watch::Receiver<AttemptRequests>,
     writer: &mut ProgressWriter,
 ) -> Result<(), FollowError> {
     let Some(journal) = world.journal_endpoint(&target.job, &target.uid, target.attempt) else { return Ok(()) };
     let client = journal.connect().await?;
     let mut listener = Listener { world, target, visits, reports, writer, visited: None };
-    Ok(listener.listen(client, stop.clone()).await?)
+    Ok(listener.listen(client, requests.clone()).await?)
 }
 
 struct Listener<'a, W> {
@@ -85,16 +86,17 @@ struct Listener<'a, W> {
 }
 
 impl<W: World> Listener<'_, W> {
-    /// Reads entries until the stream ends. Sends the stop command when it is requested.
+    /// Reads entries until the stream ends. Sends the commands that are requested.
     async fn listen(
         &mut self,
         mut client: JournalClient<Channel>,
-        mut stop: watch::Receiver<Option<String>>,
+        requests: watch::Receiver<AttemptRequests>,
     ) -> Result<(), tonic::Status> {
         // The status needs only the newest state; clients that need every point read from a given number.
         let mut entries = client.follow(FollowRequest { from: 0, from_current_state: true }).await?.into_inner();
-        let stopping = send_stop(client.clone(), &mut stop);
-        tokio::pin!(stopping);
+        let stopping = send_stop(client.clone(), requests.clone());
+        let resizing = send_sizes(client.clone(), requests, &self.target.job);
+        tokio::pin!(stopping, resizing);
         let mut stop_sent = false;
         loop {
             tokio::select! {
@@ -114,6 +116,7 @@ impl<W: World> Listener<'_, W> {
                         });
                     }
                 }
+                error = &mut resizing => return Err(error),
                 () = self.writer.due() => self.writer.flush(self.world, self.target).await,
                 () = self.reports.closed() => return Ok(()),
             }
@@ -140,6 +143,7 @@ impl<W: World> Listener<'_, W> {
                 self.update_report(is_news, |report| {
                     report.evaluating = state.state == RunPhase::Evaluating;
                     report.systems = state.epoch.is_some().then_some(state.num_csx);
+                    report.requested_csx = state.requested_csx;
                     let lost = state.lost_agents.iter();
                     report.unresponsive = lost.map(|(agent, since)| (agent.clone(), timestamp(*since))).collect();
                     let slow = state.slow_agents.into_iter();
@@ -193,13 +197,39 @@ fn timestamp(unix_ms: u64) -> Timestamp {
     Timestamp::from_millisecond(millis).unwrap_or_else(|_| Timestamp::now())
 }
 
+/// Sends every requested number of systems to the coordinator, also the first one: the coordinator may have replaced
+/// one that received it. Returns the error that shows that the connection is lost.
+async fn send_sizes(
+    mut client: JournalClient<Channel>,
+    mut requests: watch::Receiver<AttemptRequests>,
+    job: &ObjectRef<TrainJob>,
+) -> tonic::Status {
+    let mut sent = None;
+    loop {
+        let requested =
+            requests.wait_for(|requests| requests.size != sent).await.ok().and_then(|requests| requests.size);
+        let Some(size @ AttemptSize { num_csx, min_csx }) = requested else {
+            // The attempt is no longer followed; the caller notices that.
+            return std::future::pending().await;
+        };
+        sent = Some(size);
+        match client.resize(ResizeRequest { num_csx, min_csx }).await {
+            Ok(_) => {}
+            Err(status) if status.code() == Code::InvalidArgument => {
+                tracing::warn!(%job, "the coordinator does not resize the job: {}", status.message());
+            }
+            Err(status) => return status,
+        }
+    }
+}
+
 /// Waits until a stop is requested, and sends it to the coordinator. Returns step and digest of the saved checkpoint;
 /// `None` if the coordinator ended without an answer: its outcome has the rest.
 async fn send_stop(
     mut client: JournalClient<Channel>,
-    stop: &mut watch::Receiver<Option<String>>,
+    mut requests: watch::Receiver<AttemptRequests>,
 ) -> Option<(u64, String)> {
-    let reason = stop.wait_for(Option::is_some).await.ok()?.clone()?;
+    let reason = requests.wait_for(|requests| requests.stop.is_some()).await.ok()?.stop.clone()?;
     let reply = client.stop(StopRequest { reason }).await.ok()?.into_inner();
     Some((reply.step, reply.parameters_blake3))
 }

@@ -5,14 +5,16 @@ use std::time::Duration;
 
 use k8s_openapi::jiff::Timestamp;
 use kube::ResourceExt;
-use millrace_crds::{Appliance, Grant, QueueReason, ResourceAmounts, TrainJob};
+use millrace_crds::{Appliance, ConditionType, Grant, QueueReason, ResourceAmounts, TrainJob};
 use millrace_lifecycle::{
     QueueEntry, SchedulingDecision, SystemRequest, backoff_place, is_waiting, schedule, seconds_until_next_attempt,
 };
 use millrace_params::MachineSpec;
+use millrace_protocol::launch::V1;
 
 use super::is_deleted;
 use crate::context::ControllerContext;
+use crate::record::resolved_version;
 use crate::world::{Error, PriorityValues, World};
 
 /// A loop that has just started plans all queued jobs again. During this time, no job is granted anything until all
@@ -39,7 +41,8 @@ pub(super) async fn decide<W: World>(
     ledger: &[Grant],
     control: &ControllerContext<W>,
 ) -> Result<LedgerDecision, Error<W>> {
-    let requests = pending_requests(jobs, ledger);
+    let resized = jobs.iter().filter(|job| resized_grant(job, ledger).is_some());
+    let requests: Vec<_> = pending_requests(jobs, ledger).into_iter().chain(resized).collect();
     // If no job requests systems, the cluster's priority classes are not needed.
     let priorities = if requests.is_empty() { PriorityValues::default() } else { control.world.priorities().await? };
     let now = Timestamp::now();
@@ -62,8 +65,11 @@ pub(super) async fn decide<W: World>(
             continue;
         }
         match control.get_or_plan(job, &uid, &appliance.spec, job.spec.num_csx).ready() {
+            // The job's own reconcile reports a number of systems that do not all have work.
+            Some(Ok(planned)) if job.spec.num_csx > planned.needs.largest_num_csx && !is_waiting(job) => {}
             Some(Ok(planned)) => system_requests.extend(system_request(
                 job,
+                resized_grant(job, ledger).cloned(),
                 planned.needs.memoryx_bytes,
                 planned.needs.swarmx_nodes,
                 &priorities,
@@ -131,6 +137,18 @@ fn pending_requests<'a>(jobs: &'a [Arc<TrainJob>], ledger: &[Grant]) -> Vec<&'a 
     jobs.iter().filter(|job| is_waiting(job) && !is_deleted(job) && !job.spec.suspend && !has_grant(job)).collect()
 }
 
+/// Returns the grant of a job whose running attempt requests more systems than it has; `None` if it requests none, or
+/// has been granted them already.
+pub fn resized_grant<'a>(job: &TrainJob, ledger: &'a [Grant]) -> Option<&'a Grant> {
+    let status = job.status.as_ref()?;
+    let is_running = status.num_csx.is_some() && status.stop_time.is_none() && !status.is(ConditionType::Finished);
+    let is_resizable = status.resolved.as_ref().is_some_and(|record| resolved_version(record) > V1);
+    let is_wanted = !is_deleted(job) && !job.spec.suspend && job.spec.num_csx as usize > status.systems.len();
+    let is_its_grant =
+        |grant: &&Grant| job.metadata.uid.as_ref() == Some(&grant.uid) && grant.systems == status.systems;
+    ledger.iter().find(is_its_grant).filter(|_| is_running && is_resizable && is_wanted)
+}
+
 /// Returns the capacity of an appliance.
 pub fn capacity(machine: &MachineSpec) -> ResourceAmounts {
     ResourceAmounts {
@@ -140,16 +158,19 @@ pub fn capacity(machine: &MachineSpec) -> ResourceAmounts {
     }
 }
 
-/// Builds a job's request with these needs; `None` if the job has no UID.
+/// Builds a job's request with these needs: for its next attempt, or for more systems than in `held`. Returns `None` if
+/// the job has no UID.
 pub fn system_request(
     job: &TrainJob,
+    held: Option<Grant>,
     memoryx_bytes: u64,
     swarmx_nodes: u32,
     priorities: &PriorityValues,
 ) -> Option<SystemRequest> {
     Some(SystemRequest {
         uid: job.uid()?,
-        attempt: job.status.as_ref().and_then(|status| status.attempt).unwrap_or(0) + 1,
+        attempt: job.status.as_ref().and_then(|status| status.attempt).unwrap_or(0) + u32::from(held.is_none()),
+        held,
         namespace: job.namespace().unwrap_or_default(),
         name: job.name_any(),
         priority: priorities.of(job.spec.priority_class_name.as_deref()),

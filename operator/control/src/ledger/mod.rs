@@ -31,7 +31,7 @@ use tracing::Instrument;
 
 use self::conditions::{appliance_events, update_conditions, update_matches_values};
 use self::grants::{LedgerDecision, decide};
-pub use self::grants::{capacity, system_request};
+pub use self::grants::{capacity, resized_grant, system_request};
 use crate::context::ControllerContext;
 use crate::world::{Error, World};
 
@@ -88,7 +88,9 @@ async fn update<W: World>(appliance: &Appliance, control: &ControllerContext<W>)
     let capacity = machine.as_ref().map(capacity).ok();
     let LedgerDecision { schedule: decided, pending, incomplete, next_due } =
         decide(appliance, capacity.as_ref(), &jobs, &ledger, control).await?;
-    ledger.extend(decided.grants.into_iter().map(|grant| Grant { since: Some(Time(now)), ..grant }));
+    ledger.retain(|held| decided.grants.iter().all(|grant| grant.uid != held.uid));
+    let since = |grant: &Grant| grant.since.clone().or(Some(Time(now)));
+    ledger.extend(decided.grants.iter().map(|grant| Grant { since: since(grant), ..grant.clone() }));
 
     // The protection is set before the first grant is written, and kept until the ledger without grants is written.
     let in_use = !ledger.is_empty() || !old.grants.is_empty();
@@ -194,6 +196,7 @@ fn job_allocation(job: &TrainJob) -> Option<JobAllocation> {
         finished: status.is(ConditionType::Finished),
         is_deleted: is_deleted(job),
         systems: status.systems,
+        resizes: status.resizes.unwrap_or(0),
         since: status.attempt_start_time,
         ..JobAllocation::default()
     })
@@ -202,8 +205,10 @@ fn job_allocation(job: &TrainJob) -> Option<JobAllocation> {
 /// Enqueues every job that does not use its grant yet.
 fn enqueue_granted<W: World>(jobs: &[Arc<TrainJob>], grants: &[Grant], control: &ControllerContext<W>) {
     for grant in grants {
-        let waits =
-            |job: &&Arc<TrainJob>| job.status.as_ref().and_then(|status| status.attempt).unwrap_or(0) < grant.attempt;
+        let waits = |job: &&Arc<TrainJob>| {
+            let used = job.status.as_ref().map(|status| (status.attempt.unwrap_or(0), status.resizes.unwrap_or(0)));
+            used.unwrap_or_default() < (grant.attempt, grant.resizes)
+        };
         if let Some(job) = live_job_of(jobs, grant).filter(waits) {
             control.enqueue(job);
         }

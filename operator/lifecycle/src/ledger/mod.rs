@@ -11,6 +11,9 @@
 //!
 //! * A grant of the last two records is rejected if one of its systems is held already. Therefore no system is granted
 //!   twice, whatever happens to the appliance's object.
+//! * A pending grant is never taken back: a job that does not need it any more first takes it and then gives it up. A
+//!   job whose status names systems may have a pending grant of more systems: it *extends* the ones in the status, and
+//!   is for the next value of the status's `resizes`.
 //! * A smaller appliance takes no systems away.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -36,6 +39,8 @@ pub struct JobAllocation {
     pub attempt: u32,
     /// The systems in its status.
     pub systems: Vec<String>,
+    /// How often the systems of the attempt have changed.
+    pub resizes: u32,
     /// MemoryX bytes that were granted with these systems.
     pub memoryx_bytes: u64,
     /// SwarmX nodes that were granted with these systems.
@@ -46,6 +51,33 @@ pub struct JobAllocation {
     pub finished: bool,
     /// Whether the job is deleted. Its agents may still exist.
     pub is_deleted: bool,
+}
+
+impl JobAllocation {
+    /// Returns whether `grant` gives the running attempt more systems, which its status does not name yet.
+    fn is_extended_by(&self, grant: &Grant) -> bool {
+        let Self { attempt, resizes, ref systems, .. } = *self;
+        let granted = HeldSystems { attempt: grant.attempt, resizes: grant.resizes, systems: &grant.systems };
+        !self.is_deleted && grant.uid == self.uid && HeldSystems { attempt, resizes, systems }.is_extended_by(&granted)
+    }
+}
+
+/// The systems of an attempt, by the status of a job or by a grant.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct HeldSystems<'a> {
+    pub(crate) attempt: u32,
+    /// How often the systems of the attempt had changed before.
+    pub(crate) resizes: u32,
+    pub(crate) systems: &'a [String],
+}
+
+impl HeldSystems<'_> {
+    /// Returns whether `granted` adds systems to these, as the next change of the attempt.
+    pub(crate) fn is_extended_by(&self, granted: &HeldSystems<'_>) -> bool {
+        let is_next = (granted.attempt, granted.resizes) == (self.attempt, self.resizes.saturating_add(1));
+        let has_more = granted.systems.len() > self.systems.len() && granted.systems.starts_with(self.systems);
+        is_next && has_more && !self.systems.is_empty()
+    }
 }
 
 /// All records of allocations.
@@ -82,9 +114,9 @@ impl LedgerInputs<'_> {
         grants.chain(of_jobs.map(|job| (job.uid.clone(), job.namespace.clone()))).collect()
     }
 
-    /// Returns whether a complete grant with the systems in the status of `job` is on record.
+    /// Returns whether a complete grant with the systems in the status of `job` is on record, perhaps with more.
     pub fn has(&self, job: &JobAllocation) -> bool {
-        self.complete_grant(job).is_some()
+        self.complete_grant(job).is_some() || self.confirmed_extension(job).is_some()
     }
 
     /// Returns the grant of the systems in the status of `job` that has everything that was granted with them. The
@@ -94,8 +126,18 @@ impl LedgerInputs<'_> {
         self.confirmed.iter().chain(self.recorded).find(is_that_grant)
     }
 
+    /// Returns the confirmed grant of more systems, if `job` has one that it does not use yet.
+    fn confirmed_extension(&self, job: &JobAllocation) -> Option<&Grant> {
+        self.confirmed.iter().find(|grant| job.is_extended_by(grant))
+    }
+
     fn all(&self) -> impl Iterator<Item = &Grant> {
         self.confirmed.iter().chain(self.departed_agents_grants).chain(self.recorded)
+    }
+
+    /// Returns whether `grant` extends the systems of a job.
+    fn extends_a_holder(&self, grant: &Grant) -> bool {
+        self.job(&grant.uid).is_some_and(|job| job.is_extended_by(grant))
     }
 
     fn job(&self, uid: &str) -> Option<&JobAllocation> {
@@ -105,12 +147,14 @@ impl LedgerInputs<'_> {
     /// Returns the grant that the status of `job` implies. Values that the status lacks are taken from the recorded
     /// grant of the same systems.
     fn grant_of(&self, job: &JobAllocation) -> Grant {
-        self.complete_grant(job).cloned().unwrap_or_else(|| Grant {
+        let complete = self.complete_grant(job).cloned().map(|grant| Grant { resizes: job.resizes, ..grant });
+        complete.unwrap_or_else(|| Grant {
             uid: job.uid.clone(),
             namespace: job.namespace.clone(),
             name: job.name.clone(),
             attempt: job.attempt,
             systems: job.systems.clone(),
+            resizes: job.resizes,
             memoryx_bytes: job.memoryx_bytes,
             swarmx_nodes: job.swarmx_nodes,
             since: job.since.clone(),
@@ -134,10 +178,11 @@ pub fn compute_allocations(records: &LedgerInputs<'_>, still_running: &BTreeSet<
     let mut holders: BTreeSet<String> = BTreeSet::new();
     let holding = records.jobs.iter().filter(|job| !job.systems.is_empty());
     for job in holding.filter(|job| !job.is_deleted || still_running.contains(&job.uid)) {
-        let grant = records.grant_of(job);
-        if !records.recorded.iter().any(|recorded| recorded.uid == grant.uid && recorded.systems == grant.systems) {
+        let is_recorded = |grant: &Grant| grant.uid == job.uid && grant.systems.starts_with(&job.systems);
+        if !records.recorded.iter().any(is_recorded) {
             allocations.adopted.push(format!("{}/{}", job.namespace, job.name));
         }
+        let grant = records.confirmed_extension(job).cloned().unwrap_or_else(|| records.grant_of(job));
         used_systems.extend(grant.systems.iter().cloned());
         holders.insert(grant.uid.clone());
         allocations.grants.push(grant);
@@ -145,6 +190,10 @@ pub fn compute_allocations(records: &LedgerInputs<'_>, still_running: &BTreeSet<
     let confirmed = records.confirmed.iter().map(|grant| (grant, true));
     let others = records.departed_agents_grants.iter().chain(records.recorded).map(|grant| (grant, false));
     for (grant, confirmed) in confirmed.chain(others) {
+        if records.extends_a_holder(grant) && !confirmed {
+            extend_holder(&mut allocations, &mut used_systems, grant);
+            continue;
+        }
         if holders.contains(&grant.uid) || !records.is_still_held(grant, still_running) {
             continue;
         }
@@ -157,6 +206,21 @@ pub fn compute_allocations(records: &LedgerInputs<'_>, still_running: &BTreeSet<
         allocations.grants.push(grant.clone());
     }
     allocations
+}
+
+/// Adds the systems that a recorded grant adds to that of a job, unless another job has one of them.
+fn extend_holder(allocations: &mut Allocations, used_systems: &mut BTreeSet<String>, extension: &Grant) {
+    let Some(held) = allocations.grants.iter_mut().find(|grant| grant.uid == extension.uid) else { return };
+    if held.resizes >= extension.resizes {
+        return;
+    }
+    let mut added = extension.systems.iter().filter(|system| !held.systems.contains(system));
+    if added.any(|system| used_systems.contains(system)) {
+        allocations.rejected.push(extension.clone());
+        return;
+    }
+    used_systems.extend(extension.systems.iter().cloned());
+    held.clone_from(extension);
 }
 
 /// Returns why an appliance is overcommitted, as a sentence; `None` if the allocations fit.

@@ -60,6 +60,8 @@ fn allocations_follow_from_records() {
     };
     let one = grant("a", 1, &[0]);
     let full = Grant { memoryx_bytes: 7, swarmx_nodes: 3, ..one.clone() };
+    let more = Grant { resizes: 1, ..grant("a", 1, &[0, 1]) };
+    let resized = JobAllocation { resizes: 1, ..job("a", 1, &[0]) };
     let table = [
         row("a grant that is taken up", vec![job("a", 1, &[0])], vec![one.clone()], vec![one.clone()]),
         row("a restart keeps it", vec![job("a", 4, &[0])], vec![one.clone()], vec![one.clone()]),
@@ -101,6 +103,28 @@ fn allocations_follow_from_records() {
                 vec![job("a", 0, &[]), job("b", 0, &[])],
                 vec![grant("b", 1, &[0])],
                 vec![one.clone()],
+            )
+        },
+        row("more systems, not used yet", vec![job("a", 1, &[0])], vec![more.clone()], vec![more.clone()]),
+        Row {
+            confirmed: vec![more.clone()],
+            ..row("and confirmed", vec![job("a", 1, &[0])], vec![one.clone()], vec![more.clone()])
+        },
+        row("used and given up", vec![resized.clone()], vec![more.clone()], vec![Grant { resizes: 1, ..one.clone() }]),
+        row(
+            "of an earlier attempt",
+            vec![job("a", 2, &[0])],
+            vec![more.clone()],
+            vec![Grant { attempt: 2, ..one.clone() }],
+        ),
+        Row {
+            rejected: 1,
+            adopted: 1,
+            ..row(
+                "more systems that another holds",
+                vec![job("a", 1, &[0]), job("b", 1, &[1])],
+                vec![more.clone()],
+                vec![one.clone(), grant("b", 1, &[1])],
             )
         },
         // The labels of agents name no MemoryX and no SwarmX.
@@ -165,6 +189,8 @@ struct World {
     appliance: Option<(u32, Vec<Grant>)>,
     confirmed: Option<Vec<Grant>>,
     created: u32,
+    /// Number of grants of more systems for running jobs.
+    extended: usize,
 }
 
 impl World {
@@ -203,12 +229,17 @@ impl World {
         let mut ledger = compute_allocations(&records, &running).grants;
         let requests: Vec<SystemRequest> = existing
             .iter()
-            .filter(|model| model.job.systems.is_empty() && !model.job.finished && !model.job.is_deleted)
+            .filter(|model| model.asks as usize > model.job.systems.len())
+            .filter(|model| !model.job.finished && !model.job.is_deleted)
             .map(|model| SystemRequest {
                 uid: model.job.uid.clone(),
                 namespace: "team".to_owned(),
                 name: model.job.name.clone(),
-                attempt: model.job.attempt + 1,
+                attempt: model.job.attempt + u32::from(model.job.systems.is_empty()),
+                held: ledger
+                    .iter()
+                    .find(|grant| grant.uid == model.job.uid && grant.systems == model.job.systems)
+                    .cloned(),
                 priority: 0,
                 created: Timestamp::UNIX_EPOCH,
                 systems: model.asks,
@@ -219,6 +250,8 @@ impl World {
         let capacity = ResourceAmounts { systems: size, memoryx_bytes: 0, swarmx_nodes: None };
         let granted = schedule(&capacity, &ledger, &requests).grants;
         if !granted.is_empty() {
+            self.extended += granted.iter().filter(|grant| grant.resizes > 0).count();
+            ledger.retain(|held| granted.iter().all(|grant| grant.uid != held.uid));
             ledger.extend(granted);
             assert!(used_resources(&ledger).systems <= size, "nothing is granted above the size");
         }
@@ -237,10 +270,11 @@ impl World {
         }
     }
 
-    /// Reconciles a job: it uses the confirmed grant of its next attempt, or releases its attempt.
+    /// Reconciles a job: it uses the confirmed grant of its next attempt, is resized, or releases its attempt.
     fn visit(&mut self, uid: &str) {
         let confirmed = self.confirmed.clone().unwrap_or_default();
-        let chance = self.random.below(4);
+        let chance = self.random.below(8);
+        let asks = 1 + self.random.below(4) as u32;
         let Some(model) = self.jobs.get_mut(uid).filter(|model| model.exists) else { return };
         if model.job.is_deleted {
             return;
@@ -260,12 +294,21 @@ impl World {
             model.job.systems.clear();
             model.job.finished = uid.len().is_multiple_of(2);
         } else if chance == 1 {
-            model.job.attempt += 1;
+            (model.job.attempt, model.job.resizes) = (model.job.attempt + 1, 0);
+        } else if chance <= 3 {
+            model.asks = asks;
+        } else if let Some(grant) = confirmed.iter().find(|grant| model.job.is_extended_by(grant)) {
+            (model.job.systems, model.job.resizes) = (grant.systems.clone(), grant.resizes);
+            model.agents.clone_from(&grant.systems);
+        } else if (model.asks as usize) < model.job.systems.len() {
+            model.job.systems.truncate(model.asks as usize);
+            model.agents.truncate(model.asks as usize);
+            model.job.resizes += 1;
         }
     }
 
     fn step(&mut self) {
-        match self.random.below(14) {
+        match self.random.below(18) {
             0 => {
                 self.created += 1;
                 let uid = format!("{:0width$}", self.created, width = 3 + self.created as usize % 2);
@@ -288,16 +331,16 @@ impl World {
                 }
             }
             3 => self.appliance = None,
-            4 => self.appliance = Some((1 + self.random.below(8) as u32, Vec::new())),
+            4 => self.appliance = Some((1 + self.random.below(16) as u32, Vec::new())),
             5 => {
-                let size = 1 + self.random.below(8) as u32;
+                let size = 1 + self.random.below(16) as u32;
                 if let Some(appliance) = &mut self.appliance {
                     appliance.0 = size;
                 }
             }
             6 => self.forge(),
             7 if self.random.below(3) == 0 => self.confirmed = None,
-            8..=10 => self.look(),
+            8..=12 => self.look(),
             _ => {
                 if let Some(uid) = self.pick() {
                     self.visit(&uid);
@@ -309,7 +352,7 @@ impl World {
 
     /// Edits the ledger as a user may.
     fn forge(&mut self) {
-        let (victim, index) = (self.pick(), self.random.below(8) as u32);
+        let (victim, index) = (self.pick(), self.random.below(16) as u32);
         let drop = self.random.below(2) == 0;
         let Some((_, grants)) = &mut self.appliance else { return };
         if drop && !grants.is_empty() {
@@ -337,7 +380,7 @@ impl World {
 
 #[test]
 fn no_system_is_granted_twice() {
-    let mut taken_up = 0;
+    let (mut taken_up, mut extended) = (0, 0);
     for seed in 0..300 {
         let mut world = World {
             random: Random(seed),
@@ -345,12 +388,14 @@ fn no_system_is_granted_twice() {
             appliance: Some((4, Vec::new())),
             confirmed: None,
             created: 0,
+            extended: 0,
         };
         for step in 0..300 {
             world.step();
             world.check(seed, step);
             taken_up += world.jobs.values().filter(|model| !model.job.systems.is_empty()).count();
         }
+        extended += world.extended;
     }
-    assert!(taken_up > 10_000, "the jobs ran at all: {taken_up}");
+    assert!(taken_up > 10_000 && extended > 200, "the jobs ran at all: {taken_up}, {extended}");
 }

@@ -3,7 +3,8 @@
 //! * The order is strict: by priority, then age. A job that does not fit yet blocks all jobs behind it, so that small
 //!   jobs never starve a large one.
 //! * A job that can never fit has no place in the queue, and blocks no other.
-//! * All or nothing: a queued job holds nothing.
+//! * All or nothing: a queued job holds nothing. A running job that requests more systems keeps those that it has while
+//!   it waits for all of the others.
 
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
@@ -16,8 +17,8 @@ pub fn is_waiting(job: &TrainJob) -> bool {
     !job.status.as_ref().is_some_and(|status| status.is(ConditionType::Finished) || status.is(ConditionType::Admitted))
 }
 
-/// A job's request.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// A job's request for its next attempt, or for more systems for the attempt that runs.
+#[derive(Debug, Clone, PartialEq)]
 pub struct SystemRequest {
     /// UID of the job.
     pub uid: String,
@@ -27,16 +28,40 @@ pub struct SystemRequest {
     pub name: String,
     /// The attempt that the request is for.
     pub attempt: u32,
+    /// The systems of the running attempt that requests more; `None` for the next attempt.
+    pub held: Option<Grant>,
     /// Value of its PriorityClass; higher values are first.
     pub priority: i32,
     /// Creation time of the job; earlier ones are first. Jobs of the same time are ordered by UID.
     pub created: Timestamp,
-    /// Number of systems.
+    /// Number of systems, including those that it holds.
     pub systems: u32,
-    /// Bytes of MemoryX.
+    /// Bytes of MemoryX, including those that it holds.
     pub memoryx_bytes: u64,
-    /// Nodes of the SwarmX tree.
+    /// Nodes of the SwarmX tree, including those that it holds.
     pub swarmx_nodes: u32,
+}
+
+impl SystemRequest {
+    /// Returns the amounts that the request adds to those that its job holds.
+    fn added(&self) -> AddedAmounts {
+        let held = self
+            .held
+            .as_ref()
+            .map_or((0, 0, 0), |held| (count(held.systems.len()), held.memoryx_bytes, held.swarmx_nodes));
+        AddedAmounts {
+            systems: self.systems.saturating_sub(held.0),
+            memoryx_bytes: self.memoryx_bytes.saturating_sub(held.1),
+            swarmx_nodes: self.swarmx_nodes.saturating_sub(held.2),
+        }
+    }
+}
+
+/// The amounts that a grant takes from the free part of an appliance.
+struct AddedAmounts {
+    systems: u32,
+    memoryx_bytes: u64,
+    swarmx_nodes: u32,
 }
 
 /// A job's place in the queue.
@@ -56,7 +81,8 @@ pub struct QueueEntry {
 /// The result of scheduling.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct SchedulingDecision {
-    /// New grants of the ledger, without the time, which the caller adds.
+    /// New grants of the ledger, without the time, which the caller adds. A grant of more systems replaces the one that
+    /// its job has.
     pub grants: Vec<Grant>,
     /// The places of all other requests, in the order of the queue; those that can never fit are last.
     pub places: Vec<QueueEntry>,
@@ -74,13 +100,17 @@ pub fn used_resources(ledger: &[Grant]) -> ResourceAmounts {
 }
 
 /// Decides which requests get systems now, and the places of the others. Requests of jobs that are in the ledger
-/// already are ignored, so that deciding again after a write of unknown result is harmless.
+/// already are ignored, so that deciding again after a write of unknown result is harmless; so are requests for more
+/// systems than in a grant that the ledger does not have.
 ///
 /// A smaller appliance takes nothing away: it grants nothing until the allocations fit again.
 pub fn schedule(capacity: &ResourceAmounts, ledger: &[Grant], requests: &[SystemRequest]) -> SchedulingDecision {
     let holders: BTreeSet<&str> = ledger.iter().map(|grant| grant.uid.as_str()).collect();
-    let mut queue: Vec<&SystemRequest> =
-        requests.iter().filter(|request| !holders.contains(request.uid.as_str())).collect();
+    let is_new = |request: &&SystemRequest| match &request.held {
+        Some(held) => ledger.contains(held),
+        None => !holders.contains(request.uid.as_str()),
+    };
+    let mut queue: Vec<&SystemRequest> = requests.iter().filter(is_new).collect();
     queue.sort_by_key(|request| (Reverse(request.priority), request.created, &request.uid));
     queue.dedup_by_key(|request| &request.uid);
 
@@ -144,20 +174,21 @@ impl FreeResources {
 
     /// Returns what `ask` has to wait for; `None` if it fits.
     fn first_shortage(&self, request: &SystemRequest) -> Option<String> {
-        let systems = count(self.names.len());
-        if request.systems > systems {
-            let (requested, all) = (plural(request.systems, "system"), self.of.systems);
+        let (systems, added) = (count(self.names.len()), request.added());
+        if added.systems > systems {
+            let noun = if request.held.is_some() { "more system" } else { "system" };
+            let (requested, all) = (plural(added.systems, noun), self.of.systems);
             return Some(format!("waits for {requested}; {systems} of {all} are free"));
         }
-        if request.memoryx_bytes > self.memoryx_bytes {
+        if added.memoryx_bytes > self.memoryx_bytes {
             let [requested, free, all] =
-                [request.memoryx_bytes, self.memoryx_bytes, self.of.memoryx_bytes].map(gigabytes);
+                [added.memoryx_bytes, self.memoryx_bytes, self.of.memoryx_bytes].map(gigabytes);
             return Some(format!("waits for {requested} of MemoryX; {free} of {all} are free"));
         }
         match self.swarmx_nodes {
-            Some(free) if request.swarmx_nodes > free => {
+            Some(free) if added.swarmx_nodes > free => {
                 let all = self.of.swarmx_nodes.unwrap_or(free);
-                let requested = plural(request.swarmx_nodes, "SwarmX node");
+                let requested = plural(added.swarmx_nodes, "SwarmX node");
                 Some(format!("waits for {requested}; {free} of {all} are free"))
             }
             _ => None,
@@ -166,19 +197,23 @@ impl FreeResources {
 
     /// Allocates what `ask` requests; the caller has checked that it fits.
     fn allocate(&mut self, request: &SystemRequest) -> Grant {
-        let mut systems = self.names.split_off(self.names.len().saturating_sub(request.systems as usize));
-        systems.reverse();
-        self.memoryx_bytes = self.memoryx_bytes.saturating_sub(request.memoryx_bytes);
-        self.swarmx_nodes = self.swarmx_nodes.map(|nodes| nodes.saturating_sub(request.swarmx_nodes));
+        let added = request.added();
+        let mut names = self.names.split_off(self.names.len().saturating_sub(added.systems as usize));
+        names.reverse();
+        self.memoryx_bytes = self.memoryx_bytes.saturating_sub(added.memoryx_bytes);
+        self.swarmx_nodes = self.swarmx_nodes.map(|nodes| nodes.saturating_sub(added.swarmx_nodes));
+        let held = request.held.as_ref();
+        let systems = held.into_iter().flat_map(|held| &held.systems).cloned().chain(names).collect();
         Grant {
             uid: request.uid.clone(),
             namespace: request.namespace.clone(),
             name: request.name.clone(),
             attempt: request.attempt,
             systems,
+            resizes: held.map_or(0, |held| held.resizes.saturating_add(1)),
             memoryx_bytes: request.memoryx_bytes,
             swarmx_nodes: request.swarmx_nodes,
-            since: None,
+            since: held.and_then(|held| held.since.clone()),
         }
     }
 }

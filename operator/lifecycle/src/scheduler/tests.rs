@@ -13,6 +13,7 @@ fn amounts(systems: u32, gigabytes: u64, swarmx_nodes: Option<u32>) -> ResourceA
 fn request(uid: &str, priority: i32, created: i64, systems: u32) -> SystemRequest {
     SystemRequest {
         attempt: 1,
+        held: None,
         uid: uid.into(),
         namespace: "team".into(),
         name: format!("job-{uid}"),
@@ -32,6 +33,31 @@ fn holds(uid: &str, systems: &[u32]) -> Grant {
         swarmx_nodes: systems.len() as u32,
         ..Grant::default()
     }
+}
+
+/// The request of job `uid` for `systems` systems, some of which it holds.
+fn resize(held: &Grant, systems: u32) -> SystemRequest {
+    SystemRequest { held: Some(held.clone()), ..request(&held.uid, 0, 1, systems) }
+}
+
+#[test]
+fn running_job_is_granted_the_missing_systems() {
+    let held = holds("a", &[5, 2]);
+    let capacity = amounts(6, 6, Some(6));
+    let decided = schedule(&capacity, std::slice::from_ref(&held), &[resize(&held, 4), request("b", 0, 2, 2)]);
+    let granted = |uid: &str| decided.grants.iter().find(|grant| grant.uid == uid).unwrap();
+    assert_eq!(granted("a").systems.join(" "), "csx-5 csx-2 csx-0 csx-1");
+    assert_eq!((granted("a").resizes, granted("a").memoryx_bytes, granted("a").swarmx_nodes), (1, 4 * GB, 4));
+    assert_eq!(granted("b").systems.join(" "), "csx-3 csx-4");
+
+    let other = holds("x", &[0, 1, 3]);
+    let decided = schedule(&capacity, &[held.clone(), other.clone()], &[resize(&held, 4), request("b", 0, 2, 1)]);
+    let places: Vec<_> = decided.places.iter().map(|place| (place.uid.as_str(), place.message.as_str())).collect();
+    assert_eq!(places, [("a", "waits for 2 more systems; 1 of 6 are free"), ("b", "1 job is ahead in the queue"),]);
+    let decided = schedule(&capacity, &[held.clone(), other], &[resize(&held, 7)]);
+    assert_eq!((decided.places[0].reason, decided.places[0].position), (QueueReason::ExceedsAppliance, None));
+    let granted_already = Grant { resizes: 1, ..holds("a", &[5, 2, 0]) };
+    assert_eq!(schedule(&capacity, &[granted_already], &[resize(&held, 3)]), SchedulingDecision::default());
 }
 
 #[test]

@@ -4,6 +4,7 @@ mod losses;
 mod random_histories;
 mod record;
 mod reports;
+mod resizing;
 mod retries;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
@@ -54,6 +55,8 @@ impl JobFixture {
             resolution: Some(Ok(ResolvedJob { job: Some("{}".to_owned()), ..ResolvedJob::default() })),
             agents_refused: None,
             creation_error: None,
+            is_resizable: false,
+            resized_attempt: None,
             max_deadlines: MaxDeadlines::default(),
             desired_agents: wanted(systems),
             largest_num_csx: Some(8),
@@ -87,6 +90,8 @@ impl JobFixture {
     /// Reconciles the job and records the decision.
     fn visit(&mut self) -> JobState {
         self.seen.desired_agents = wanted(self.status().num_csx.unwrap_or(self.job.spec.num_csx));
+        let target = target_systems(&self.job, self.seen.grant.as_ref());
+        self.seen.resized_attempt = target.map(|num_csx| Ok(ResizedAttempt { num_csx, agents: wanted(num_csx) }));
         let decision = decide(&self.job, &self.seen);
         self.last = decision.commands;
         self.events.extend(decision.events.iter().map(|event| event.reason.clone()));
@@ -96,7 +101,16 @@ impl JobFixture {
 
     fn grant(&mut self) {
         let systems = (0..self.job.spec.num_csx).map(|index| format!("csx-{index}")).collect();
-        self.seen.grant = Some(LedgerEntry { attempt: self.attempt() + 1, systems });
+        self.seen.grant = Some(LedgerEntry { attempt: self.attempt() + 1, systems, resizes: 0 });
+    }
+
+    /// Grants the running attempt as many systems as the job requests.
+    fn extend_grant(&mut self) {
+        let (status, requested) = (self.status(), self.job.spec.num_csx as usize);
+        let names = (0..).map(|index| format!("csx-{index}")).filter(|name| !status.systems.contains(name));
+        let systems = status.systems.iter().cloned().chain(names).take(requested).collect();
+        let resizes = status.resizes.unwrap_or(0) + 1;
+        self.seen.grant = Some(LedgerEntry { attempt: self.attempt(), systems, resizes });
     }
 
     /// Applies `RunAgents` to an attempt without agents.

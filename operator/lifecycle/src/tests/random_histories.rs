@@ -37,6 +37,14 @@ fn random_event(world: &mut JobFixture, random: &mut Random) {
                 world.seen.agents.pop();
             }
         }
+        12 if world.seen.is_resizable => {
+            let (used, held) = (world.status().num_csx, world.status().systems.len());
+            if held > 0 && held < world.job.spec.num_csx as usize && random.below(2) == 0 {
+                world.extend_grant();
+            } else {
+                world.report(|report| report.requested_csx = used);
+            }
+        }
         7 if random.below(8) == 0 => world.outcome([0, 1, 130][random.below(3) as usize], "Told"),
         8 => world.report(|report| report.saved = true),
         9 => world.advance_time(random.below(400) as i64),
@@ -51,10 +59,10 @@ fn carry_out(world: &mut JobFixture, random: &mut Random) {
             JobCommand::RunAgents { attempt, .. } => {
                 assert!(world.is(ConditionType::Admitted), "agents only for who is admitted");
                 assert_eq!(attempt, world.attempt(), "of the attempt that is recorded");
+                world.seen.desired_agents = wanted(world.status().num_csx.unwrap());
                 if world.seen.agents.is_empty() {
-                    world.seen.desired_agents = wanted(world.status().num_csx.unwrap());
                     world.create();
-                } else if world.seen.are_agents_replaceable {
+                } else if world.seen.are_agents_replaceable || world.seen.is_resizable {
                     world.create_missing();
                 }
             }
@@ -78,11 +86,13 @@ fn carry_out(world: &mut JobFixture, random: &mut Random) {
 
 #[test]
 fn random_histories_keep_invariants_and_terminate() {
+    let mut resizes = 0;
     for seed in 0..400 {
         let mut random = Random(seed);
         let mut world = JobFixture::new(1 + random.below(4) as u32);
         world.spec().failure_policy.max_restarts = random.below(4) as u32;
         world.seen.are_agents_replaceable = random.below(2) == 0;
+        world.seen.is_resizable = random.below(2) == 0;
         let mut before = world.status();
         for _ in 0..120 {
             random_event(&mut world, &mut random);
@@ -102,6 +112,11 @@ fn random_histories_keep_invariants_and_terminate() {
                 before.is(ConditionType::Admitted) == now.is(ConditionType::Admitted) || world.seen.agents.is_empty(),
                 "seed {seed}: systems come and go without agents"
             );
+            let is_released = before.systems.iter().any(|system| !now.systems.contains(system));
+            let is_excess = |agent: &ObservedAgent| agent.role == Role::Cs2 && agent.index >= now.systems.len() as u32;
+            assert!(!is_released || !world.seen.agents.iter().any(is_excess), "seed {seed}: a used system is released");
+            assert!(now.num_csx.unwrap_or(0) as usize <= now.systems.len(), "seed {seed}: more are used than held");
+            resizes += usize::from(now.attempt == before.attempt && now.resizes > before.resizes);
             before = now;
             carry_out(&mut world, &mut random);
         }
@@ -124,4 +139,5 @@ fn random_histories_keep_invariants_and_terminate() {
         assert!(world.is(ConditionType::Finished), "seed {seed}: {:?}", world.status().state());
         assert!(!world.is(ConditionType::Admitted), "seed {seed}");
     }
+    assert!(resizes > 50, "running jobs are resized: {resizes}");
 }

@@ -90,6 +90,7 @@ impl Decider<'_> {
         self.status.queue = None;
         self.status.num_csx = Some(num_csx);
         self.status.systems = systems;
+        self.status.resizes = None;
         self.status.start_time.get_or_insert_with(|| now.clone());
         self.status.attempt_start_time = Some(now);
         self.status.stop_time = None;

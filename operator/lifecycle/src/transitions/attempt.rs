@@ -31,16 +31,20 @@ impl Decider<'_> {
         if let Some((cause, counted)) = self.find_failure() {
             return self.restart(cause, counted);
         }
+        if self.observed.is_resizable && self.obstacle().is_none() && !self.spec.suspend {
+            self.resize();
+        }
         let ready = self.count_ready();
         let pending = self.pending_replacement();
         if let Some(exceeded) = self.check_deadlines(ready) {
             return exceeded;
         }
-        let num_csx = self.status.num_csx.unwrap_or(self.spec.num_csx);
         if self.spec.suspend {
             return self.stop(JobState::Suspending, "saving the job's state before it is suspended".to_owned());
         }
-        if self.spec.num_csx != num_csx && self.obstacle().is_none() && !self.exceeds_largest_num_csx() {
+        let num_csx = self.status.num_csx.unwrap_or(self.spec.num_csx);
+        let is_resizing = self.spec.num_csx != num_csx && self.obstacle().is_none() && !self.exceeds_largest_num_csx();
+        if is_resizing && !self.observed.is_resizable {
             let requested = self.spec.num_csx;
             return self.stop(
                 JobState::Resizing,
@@ -62,6 +66,7 @@ impl Decider<'_> {
         }
         let systems = self.describe_systems(num_csx);
         let degraded = pending.map(|pending| pending.message).or_else(|| self.describe_slow_system());
+        let degraded = degraded.or_else(|| self.describe_resize());
         let degraded = degraded.map_or_else(String::new, |message| format!("; {message}"));
         if reported && report.is_some_and(|report| report.evaluating) {
             (JobState::Evaluating, format!("attempt {attempt} is evaluating on {systems}{degraded}"))
@@ -119,7 +124,7 @@ impl Decider<'_> {
         // The coordinator may report steps before the last probe has answered. A step requires every agent.
         let is_running = report.is_some_and(|report| report.advanced.is_some());
         let count = |role, is: &dyn Fn(&ObservedAgent) -> bool| {
-            agents.iter().filter(|agent| agent.role == role && is(agent)).count() as u32
+            agents.iter().filter(|agent| agent.role == role && self.is_wanted(agent) && is(agent)).count() as u32
         };
         let is_ready = |agent: &ObservedAgent| match agent.state {
             _ if agent.is_terminating || self.is_counted(agent) => false,
@@ -136,7 +141,7 @@ impl Decider<'_> {
             failed: count(role, &has_failed),
         });
         self.status.roles = roles.collect();
-        let waiting = agents.iter().find_map(|agent| match &agent.state {
+        let waiting = agents.iter().filter(|agent| self.is_wanted(agent)).find_map(|agent| match &agent.state {
             AgentState::Waiting { reason, message } => Some((reason.clone(), format!("{}: {message}", agent.name))),
             _ => None,
         });

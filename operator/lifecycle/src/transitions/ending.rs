@@ -93,6 +93,7 @@ impl Decider<'_> {
     pub(super) fn release(&mut self) {
         self.status.systems.clear();
         self.status.num_csx = None;
+        self.status.resizes = None;
         self.status.roles.clear();
         self.status.lost_agents.clear();
         self.status.stop_time = None;

@@ -52,7 +52,7 @@ impl Decider<'_> {
 
     /// Returns what has broken an attempt whose agents can't be replaced.
     fn find_ended_agent(&self) -> Option<(FailureStatus, bool)> {
-        let agents = &self.observed.agents;
+        let agents: Vec<&ObservedAgent> = self.observed.agents.iter().filter(|agent| self.is_wanted(agent)).collect();
         let outcome = self.outcome();
         if let Some(outcome) = outcome.filter(|outcome| outcome.exit_code == EXIT_INTERRUPTED) {
             // Nothing failed: an agent was requested to end, and the coordinator reports which.
@@ -62,7 +62,8 @@ impl Decider<'_> {
             end.exit_code != Some(0)
                 || seconds(end.at.unwrap_or(self.observed.now), self.observed.now) >= UNEXPECTED_EXIT_GRACE_SECONDS
         };
-        let ended = agents.iter().filter(|agent| matches!(&agent.state, AgentState::Ended(end) if missed(end)));
+        let is_missed = |agent: &&ObservedAgent| matches!(&agent.state, AgentState::Ended(end) if missed(end));
+        let ended = agents.iter().copied().filter(is_missed);
         if let Some((agent, end)) = root_cause_agent(ended) {
             return Some((failure(agent, end), !agent.is_evicted));
         }

@@ -28,7 +28,7 @@ use crate::{AgentState, JobCommand, JobEvent, ObservedAgent, ProcessEnd};
 /// Seconds after the end of its grace period at which an agent that still exists is on a lost node.
 pub(crate) const NODE_LOST_SECONDS: i64 = 10;
 /// Grace period of lost agents, in seconds: they have nothing to save, or can't.
-const LOST_GRACE_SECONDS: u32 = 1;
+pub(super) const LOST_GRACE_SECONDS: u32 = 1;
 /// How long a process must have run when the coordinator lost its agent, in seconds. A younger one is a replacement
 /// that has not joined.
 const MIN_UNRESPONSIVE_AGE_SECONDS: i64 = 5;
@@ -86,7 +86,8 @@ impl<'a> Decider<'a> {
 
     /// Records agents whose objects were deleted between two reconciles, once for each agent. `RunAgents` creates them.
     fn record_missing_agents(&mut self) {
-        if !self.has_begun() {
+        // Agents that could not be created are not lost.
+        if !self.has_begun() || self.observed.creation_error.is_some() {
             return;
         }
         for (role, count) in self.wanted() {
@@ -114,13 +115,14 @@ impl<'a> Decider<'a> {
     fn unrecoverable_end(&self) -> Option<(&'a ObservedAgent, &'a ProcessEnd)> {
         let is_repeated = |end: &ProcessEnd| end.exit_code.is_some_and(|code| final_state(code, &end.reason).is_some());
         let ended = |agent: &&ObservedAgent| matches!(&agent.state, AgentState::Ended(end) if is_repeated(end));
-        root_cause_agent(self.observed.agents.iter().filter(ended))
+        root_cause_agent(self.observed.agents.iter().filter(|agent| self.is_wanted(agent)).filter(ended))
     }
 
     /// Returns the agents that are lost. Requests a reconcile for agents that may have ended together with the run.
     fn lost_agents(&mut self) -> Vec<LostAgent<'a>> {
         let mut lost = Vec::new();
-        for lost_agent in self.observed.agents.iter().filter_map(|agent| self.loss_of(agent)).collect::<Vec<_>>() {
+        let wanted = self.observed.agents.iter().filter(|agent| self.is_wanted(agent));
+        for lost_agent in wanted.filter_map(|agent| self.loss_of(agent)).collect::<Vec<_>>() {
             match self.settling_seconds(&lost_agent) {
                 remaining @ 1.. => self.requeue_after(remaining),
                 _ => lost.push(lost_agent),

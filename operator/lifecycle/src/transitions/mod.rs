@@ -2,6 +2,7 @@
 //!
 //! * `admission`: a job without systems waits, then an attempt begins.
 //! * `attempt`: an attempt starts and runs; `start`: why it can't start; `reports`: what its coordinator reports.
+//! * `resizing`: a running attempt gets or gives up systems.
 //! * `losses`: agents that are replaced while their attempt continues; `failure`: what breaks an attempt, and the
 //!   consequence.
 //! * `ending`: an attempt or a job ends, and its systems are released; `deletion`: a deleted job.
@@ -13,6 +14,7 @@ mod ending;
 mod failure;
 mod losses;
 mod reports;
+mod resizing;
 mod start;
 
 pub use deletion::decide_deleted;
@@ -21,6 +23,7 @@ pub(crate) use losses::NODE_LOST_SECONDS;
 pub use losses::is_removal_overdue;
 #[cfg(test)]
 pub(crate) use reports::REPORT_TIMEOUT_SECONDS;
+pub use resizing::target_systems;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
@@ -55,6 +58,7 @@ pub fn decide(job: &TrainJob, observed: &JobObservation) -> JobDecision {
         commands: Vec::new(),
         events: Vec::new(),
         requeue_after: None,
+        resized_agents: None,
         start_blocker: None,
         rejection: None,
         unusable_record: unusable_record(&old, observed),
@@ -91,6 +95,8 @@ struct Decider<'a> {
     commands: Vec<JobCommand>,
     events: Vec<JobEvent>,
     requeue_after: Option<u64>,
+    /// The agents of the attempt after this decision, if it has been resized.
+    resized_agents: Option<Vec<(Role, u32)>>,
     /// Reason and message of what prevents agents from being ready.
     start_blocker: Option<(String, String)>,
     rejection: Option<String>,
@@ -128,6 +134,9 @@ impl<'a> Decider<'a> {
 
     /// Returns the number of agents of each role in the attempt.
     fn wanted(&self) -> Vec<(Role, u32)> {
+        if let Some(resized) = &self.resized_agents {
+            return resized.clone();
+        }
         if self.unusable_record.is_none() {
             return self.observed.desired_agents.clone();
         }

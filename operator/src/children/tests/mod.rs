@@ -177,7 +177,8 @@ fn each_pod_sees_its_own_identity_only_and_proves_it() {
     let now = std::time::SystemTime::now();
     let authorities = crate::authority::Authorities::new(now).unwrap();
     let job = job("job", "m");
-    let (pods, secret) = built(&job, |attempt| (pods(attempt), identities(attempt, &authorities, now).unwrap()));
+    let (pods, secret) =
+        built(&job, |attempt| (pods(attempt), identities(attempt, &authorities, "launch".to_owned(), now).unwrap()));
     let data = secret.data.unwrap();
     assert_eq!(data.len(), 2 * pods.len() + 1);
     for pod in pods {
@@ -224,7 +225,7 @@ fn identities_of_largest_cluster_fit_into_secret() {
         needs: &needs,
         systems: &[],
     };
-    let secret = identities(&attempt, &authorities, now).unwrap();
+    let secret = identities(&attempt, &authorities, "launch".to_owned(), now).unwrap();
     assert!(secret.data.unwrap().len() > 2 * 2 * 192);
 }
 

@@ -50,7 +50,8 @@ fn children_of(job: &TrainJob) -> (Vec<Pod>, BTreeMap<String, String>, BTreeSet<
         pods.iter_mut().for_each(|pod| fetcher.add_to(pod));
     }
     let now = std::time::SystemTime::now();
-    let secret = identities(&attempt, &crate::authority::Authorities::new(now).unwrap(), now).unwrap();
+    let secret =
+        identities(&attempt, &crate::authority::Authorities::new(now).unwrap(), "uid".to_owned(), now).unwrap();
     (pods, launch(&attempt).unwrap().data.unwrap(), secret.data.unwrap().into_keys().collect())
 }
 
