@@ -108,10 +108,11 @@ async fn publish_with_retries(recorder: &Recorder, QueuedEvent { object, event, 
 }
 
 /// Returns the action of an event. Events of one type, reason, action and object are aggregated to one, which keeps the
-/// first note; therefore different attempts and roles have different actions.
+/// first note; therefore different attempts, roles and numbers of systems have different actions.
 fn action(event: &JobEvent) -> String {
     let role = event.role.as_deref().map_or_else(String::new, |role| format!("/{role}"));
-    event.attempt.map_or_else(|| "Reconcile".to_owned(), |attempt| format!("Attempt{attempt}{role}"))
+    let resize = event.num_csx.map_or_else(String::new, |num_csx| format!("/{num_csx}"));
+    event.attempt.map_or_else(|| "Reconcile".to_owned(), |attempt| format!("Attempt{attempt}{role}{resize}"))
 }
 
 #[cfg(test)]
@@ -201,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn failures_of_different_attempts_or_roles_are_never_folded() {
+    fn events_of_different_subjects_are_never_folded() {
         let event_of = |attempt, role: Option<&str>| {
             action(&JobEvent { attempt, role: role.map(str::to_owned), ..JobEvent::default() })
         };
@@ -211,6 +212,7 @@ mod tests {
             event_of(Some(1), Some("cs2")),
             event_of(Some(2), Some("cs2")),
             event_of(Some(2), Some("memoryx")),
+            action(&JobEvent { attempt: Some(2), num_csx: Some(4), ..JobEvent::default() }),
         ];
         let unique: std::collections::BTreeSet<&String> = all.iter().collect();
         assert_eq!(unique.len(), all.len(), "{all:?}");

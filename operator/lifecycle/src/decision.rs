@@ -66,4 +66,6 @@ pub struct JobEvent {
     pub attempt: Option<u32>,
     /// The role concerned; `None` if the event concerns no single role.
     pub role: Option<String>,
+    /// The number of systems to which the attempt is resized. Events of different numbers are never aggregated.
+    pub num_csx: Option<u32>,
 }

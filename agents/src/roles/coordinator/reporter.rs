@@ -255,7 +255,9 @@ impl Reporter {
         before: &ResumeHistory,
         held: bool,
     ) -> Result<(), AgentError> {
-        self.state.resumed = self.files.begin(step, before)?;
+        let resumed = self.files.begin(step, before)?;
+        // A run that only has another coordinator has not resumed.
+        self.state.resumed = resumed.filter(|_| !held);
         self.state.step = step;
         if held {
             self.console.line(format!("Resuming from step {step}: MemoryX holds its parameters."));
@@ -265,7 +267,7 @@ impl Reporter {
             self.console
                 .line(format!("No steps are left to train: step {step} is the last one (max_steps is {last})."));
         }
-        if let Some(ResumePoint { step, repeated_steps: repeated @ 1.. }) = self.state.resumed {
+        if let Some(ResumePoint { step, repeated_steps: repeated @ 1.. }) = resumed {
             let line = match step {
                 0 => format!("Restarting at step 0: no checkpoint; {repeated} step(s) are lost."),
                 _ => format!("Resuming from step {step}; rerunning {repeated} lost step(s)."),

@@ -19,6 +19,8 @@ use millrace_telemetry::unix_ms;
 
 /// The time over which speeds are measured.
 const MEASURING_INTERVAL: Duration = Duration::from_secs(10);
+/// A system that computed for less time in the interval, such as one that has just joined, is not judged.
+const MIN_COMPUTING_SECONDS: f64 = 1.0;
 /// A system below this share of the others' speed, in percent, becomes slow.
 const SLOW_PERCENT: u32 = 50;
 /// A slow system above this share is not slow any more.
@@ -38,11 +40,11 @@ struct MeasuredWork {
 }
 
 impl MeasuredWork {
-    /// Returns the FLOP/s in the interval; `None` if nothing was computed.
+    /// Returns the FLOP/s in the interval; `None` if too little was computed.
     fn speed(&self) -> Option<f64> {
         let (flops, seconds) =
             (self.last.flops.saturating_sub(self.first.flops), self.last.seconds - self.first.seconds);
-        (flops > 0 && seconds > 0.0).then(|| flops as f64 / seconds)
+        (flops > 0 && seconds >= MIN_COMPUTING_SECONDS).then(|| flops as f64 / seconds)
     }
 }
 
@@ -154,6 +156,8 @@ mod tests {
         speeds.forget(system(1));
         assert_eq!(*speeds.slow(), BTreeMap::new());
         assert_eq!(interval(&mut speeds, 2, began, &[9.0]), []);
+        let relative = interval(&mut speeds, 3, began, &[1.0, 0.9]);
+        assert_eq!((relative, speeds.slow().len()), (vec![], 0), "it has just joined");
         // The work of a new epoch counts from zero.
         speeds.record(system(0), ComputeWork { seconds: 0.5, flops: 10 });
         assert_eq!(speeds.systems[&system(0)].speed(), None);

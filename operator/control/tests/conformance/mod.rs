@@ -126,6 +126,7 @@ async fn check_progress(fixture: &impl Fixture) {
         message: "the contract is checked".to_owned(),
         attempt: None,
         role: None,
+        num_csx: None,
     };
     world.publish_job_event(&decided_again, &event).await;
     world.publish_job_event(&decided_again, &event).await;

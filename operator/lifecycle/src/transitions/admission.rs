@@ -105,7 +105,14 @@ impl Decider<'_> {
     pub(super) fn warn_overruled(&mut self, attempt: u32) {
         if let Some(message) = overruled(&self.status) {
             let reason = "ParamsOverruled".to_owned();
-            self.events.push(JobEvent { warning: true, reason, message, attempt: Some(attempt), role: None });
+            self.events.push(JobEvent {
+                warning: true,
+                reason,
+                message,
+                attempt: Some(attempt),
+                role: None,
+                num_csx: None,
+            });
         }
     }
 

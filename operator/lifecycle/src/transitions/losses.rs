@@ -282,6 +282,7 @@ impl<'a> Decider<'a> {
             message: format!("{} was lost and is replaced: {}: {}", lost.name, lost.reason, lost.message),
             attempt: self.status.attempt,
             role: role_of(lost).map(|role| role.to_string()),
+            num_csx: None,
         });
     }
 

@@ -184,7 +184,14 @@ impl<'a> Decider<'a> {
         self.status.observed_generation = generation;
         if let Some(message) = unsaved {
             let reason = CHECKPOINT_WRITE_FAILED.to_owned();
-            self.events.push(JobEvent { warning: true, reason, message, attempt: self.status.attempt, role: None });
+            self.events.push(JobEvent {
+                warning: true,
+                reason,
+                message,
+                attempt: self.status.attempt,
+                role: None,
+                num_csx: None,
+            });
         }
         // The requested number counts while the job is queued, and the last number it had once it has finished.
         self.status.displayed_csx = match self.status.num_csx {
@@ -202,6 +209,7 @@ impl<'a> Decider<'a> {
                 message,
                 attempt: self.status.attempt,
                 role: failure.and_then(|failure| failure.role.clone()),
+                num_csx: None,
             });
         }
         JobDecision {

@@ -67,6 +67,7 @@ impl Decider<'_> {
                     "the attempt continues on {target} system(s) instead of {before}, from the next step on"
                 ),
                 attempt: self.status.attempt,
+                num_csx: Some(target),
                 ..JobEvent::default()
             });
         }

@@ -86,6 +86,7 @@ impl Decider<'_> {
             message: sentence.clone(),
             attempt: Some(self.attempt()),
             role: None,
+            num_csx: None,
         });
         if self.observed.agents.is_empty() {
             self.end_attempt();
