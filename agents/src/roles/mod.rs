@@ -87,11 +87,16 @@ pub fn run(args: RoleArgs) -> Exit {
     millrace_emulator::kernels::ftz::enable();
     let (agent, by_launcher, last_report) = (args.agent, args.by_launcher, args.last_report.clone());
     match runtime.block_on(start(args)) {
+        Ok(Exit::Interrupted) => {
+            // Blocking work has no result that anything still waits for.
+            runtime.shutdown_background();
+            Exit::Interrupted
+        }
         Ok(exit) => exit,
         Err(failure) => {
             match failure.cause {
                 ErrorOrigin::Local(OutcomeReason::Interrupted) | ErrorOrigin::Shutdown => {
-                    // Blocking work, such as a name lookup, has no result that anything still waits for.
+                    // As above; it may also be a name lookup.
                     runtime.shutdown_background();
                     eprintln!("{failure}");
                 }

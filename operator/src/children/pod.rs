@@ -122,7 +122,7 @@ fn container(attempt: &AttemptContext<'_>, role: Role, index: u32, mounts: Vec<V
         resources: Some(resources(role, bytes, role_resources)),
         volume_mounts: Some(mounts),
         readiness_probe: Some(probe("/readyz", 1, 3)),
-        liveness_probe: Some(probe("/healthz", 10, 6)),
+        liveness_probe: Some(liveness_probe(role)),
         security_context: Some(container_security()),
         termination_message_path: Some(TERMINATION_LOG.to_owned()),
         termination_message_policy: Some("FallbackToLogsOnError".to_owned()),
@@ -216,6 +216,15 @@ fn container_ports(role: Role) -> Vec<ContainerPort> {
     match role {
         Role::Coordinator => vec![port("control", ports::CONTROL_PORT), port("journal", ports::JOURNAL_PORT), metrics],
         _ => vec![port("data", ports::DATA_PORT), metrics],
+    }
+}
+
+/// Returns the probe that ends an agent whose thread is stuck. The coordinator notices any other agent sooner; nothing
+/// else notices a coordinator.
+fn liveness_probe(role: Role) -> Probe {
+    match role {
+        Role::Coordinator => probe("/healthz", 5, 3),
+        Role::MemoryX | Role::SwarmX | Role::Activation | Role::Cs2 => probe("/healthz", 10, 6),
     }
 }
 

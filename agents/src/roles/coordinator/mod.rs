@@ -221,24 +221,28 @@ pub struct PreparedRun {
 /// Checks all input of the user before anything is written to model_dir. Then takes the lock of model_dir, chooses the
 /// checkpoint and opens the run's files.
 async fn prepare(
-    mut launch: LaunchDocument,
+    launch: LaunchDocument,
     last_report: TerminationReport,
     by_launcher: bool,
     console: &Console,
 ) -> Result<PreparedRun, AgentError> {
     print_notes(&launch, console);
-    let document = JobDocument::new(launch.job.clone(), launch.appliance.clone())?;
-    let mut compiled = document.compile(launch.isa.unwrap_or_else(Isa::detect))?;
-    let step_estimate = print_plan(&launch, &compiled, by_launcher, console)?;
+    let (output, bar) = (console.clone(), console.clone());
+    let (mut launch, mut compiled, step_estimate) = run_blocking(move || {
+        let document = JobDocument::new(launch.job.clone(), launch.appliance.clone())?;
+        let compiled = document.compile(launch.isa.unwrap_or_else(Isa::detect))?;
+        let step_estimate = print_plan(&launch, &compiled, by_launcher, &output)?;
+        Ok((launch, compiled, step_estimate))
+    })
+    .await?;
     let job = compiled.job.clone();
-    let bar = console.clone();
     bar.begin("Tokenizing", 1);
-    let opened = tokio::task::spawn_blocking(move || {
+    let inputs = run_blocking(move || {
         let inputs = JobInputs::open(&job, |done, total| bar.advance(done, total));
         bar.end();
         inputs
-    });
-    let inputs = opened.await.map_err(AgentError::local)??;
+    })
+    .await?;
     inputs.check(&compiled.graph)?;
     let has_end = !matches!(launch.job.train_input.source, DataSource::Synthetic {});
     if let Some(train) = inputs.train.as_ref().filter(|train| has_end && !train.is_endless()) {
@@ -248,18 +252,26 @@ async fn prepare(
     }
     let eval_batches = eval_batches(&launch, &inputs)?;
     let entity_classes = inputs.eval.as_ref().and_then(Dataset::entity_classes);
-    let start = resume::named_start(&launch, &compiled)?;
-
+    let (launch, compiled, start) = run_blocking(move || {
+        let start = resume::named_start(&launch, &compiled)?;
+        Ok((launch, compiled, start))
+    })
+    .await?;
     let lock = Arc::new(lock_model_dir(&launch).await?);
-    for removed in millrace_checkpoint::clean_up(&lock).map_err(checkpoint_failure)? {
-        tracing::info!("cleaned up after an earlier run: {removed}");
-    }
-    let mut remaining_checkpoints = resume::choose_checkpoint(&launch, &compiled, start, &lock)?;
-    // There is always one: a checkpoint or the initial values.
-    let mut start_point = remaining_checkpoints
-        .pop_front()
-        .ok_or_else(|| AgentError::local("there is neither a checkpoint nor an initial state"))?;
-    let compiled = resume::recompile_with_checkpoint_cuts(&launch, compiled, &mut start_point)?;
+    let held = lock.clone();
+    let (launch, compiled, start_point, remaining_checkpoints) = run_blocking(move || {
+        for removed in millrace_checkpoint::clean_up(&held).map_err(checkpoint_failure)? {
+            tracing::info!("cleaned up after an earlier run: {removed}");
+        }
+        let mut checkpoints = resume::choose_checkpoint(&launch, &compiled, start, &held)?;
+        // There is always one: a checkpoint or the initial values.
+        let mut first = checkpoints
+            .pop_front()
+            .ok_or_else(|| AgentError::local("there is neither a checkpoint nor an initial state"))?;
+        let compiled = resume::recompile_with_checkpoint_cuts(&launch, compiled, &mut first)?;
+        Ok((launch, compiled, first, checkpoints))
+    })
+    .await?;
     let job_json = compiled.document_json()?;
     let model_metrics = ModelMetrics::new(&compiled, entity_classes);
     let open_files = || files::RunFiles::open(&launch, lock.attempt(), last_report.clone());
@@ -278,6 +290,13 @@ async fn prepare(
         lock,
         files,
     })
+}
+
+/// Runs `work`, which may take minutes, on another thread: this one continues to answer pings and probes.
+async fn run_blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, AgentError> + Send + 'static,
+) -> Result<T, AgentError> {
+    tokio::task::spawn_blocking(work).await.map_err(AgentError::local)?
 }
 
 /// Takes the lock of model_dir. A coordinator of the same job may still hold it although it died on another host, where

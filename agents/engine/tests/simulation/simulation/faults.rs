@@ -69,12 +69,10 @@ impl Simulation<'_> {
     /// Requests another number of systems and starts the missing agents that it needs. The agents beyond it are removed
     /// once the coordinator does without them, see [`Simulation::remove_excess_agents`].
     fn resize(&mut self, systems: u32) -> Result<(), String> {
-        let old = self.wanted;
-        self.wanted = RequiredAgents { systems, min_systems: self.life.wanted.min_systems.min(systems), ..old };
+        let min_systems = self.life.wanted.min_systems.min(systems);
+        self.wanted = RequiredAgents { systems, min_systems, ..self.wanted };
         self.may_have_excess = true;
-        let new =
-            self.required().into_iter().flat_map(|(role, count)| (0..count).map(move |at| AgentId::new(role, at)));
-        for agent in new.filter(|agent| !self.agents.contains_key(agent)) {
+        for agent in self.required_agents().filter(|agent| !self.agents.contains_key(agent)) {
             let start = self.tick + self.network.random.below(400) as u64;
             self.starts.entry(agent).or_insert(start);
         }
@@ -88,12 +86,14 @@ impl Simulation<'_> {
         CoordinatorEvent::Resized(JobSize { systems, min_systems, activation_servers })
     }
 
-    /// Removes the agents beyond the required ones, if the coordinator does without them.
+    /// Removes the agents beyond the required ones, if all of these exist and the coordinator does without the others.
     pub(super) fn remove_excess_agents(&mut self) {
+        let exists = |agent| self.agents.contains_key(&agent) || self.starts.contains_key(&agent);
         let is_settled = |coordinator: &SimulatedCoordinator| {
             coordinator.machine.required() == self.wanted && coordinator.machine.is_within_size()
         };
-        if !self.may_have_excess || !self.coordinator.as_ref().is_some_and(is_settled) {
+        let is_due = self.may_have_excess && self.coordinator.as_ref().is_some_and(is_settled);
+        if !is_due || !self.required_agents().all(exists) {
             return;
         }
         self.may_have_excess = false;

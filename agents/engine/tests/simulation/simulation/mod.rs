@@ -130,6 +130,11 @@ impl<'a> Simulation<'a> {
         ]
     }
 
+    /// Returns the required agents.
+    fn required_agents(&self) -> impl Iterator<Item = AgentId> + use<> {
+        self.required().into_iter().flat_map(|(role, count)| (0..count).map(move |at| AgentId::new(role, at)))
+    }
+
     /// Runs this attempt to its end.
     pub fn run(&mut self) -> Result<RunOutcome, String> {
         loop {
