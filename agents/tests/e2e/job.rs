@@ -118,8 +118,14 @@ impl<'a> Job<'a> {
 
     /// Starts an agent with additional `arguments`.
     pub fn join_with(&mut self, agent: &str, arguments: &[&str]) {
+        let control = self.listening("control").to_owned();
+        self.join_at(agent, &control, arguments);
+    }
+
+    /// Starts an agent with additional `arguments`, for which the coordinator is at `control`.
+    pub fn join_at(&mut self, agent: &str, control: &str, arguments: &[&str]) {
         let mut command = role_of(self.place, &self.attempt, agent);
-        command.args(["--coordinator", self.listening("control")]).args(arguments);
+        command.args(["--coordinator", control]).args(arguments);
         self.agents.push((agent.to_owned(), command.stdout(Stdio::null()).spawn().unwrap()));
     }
 

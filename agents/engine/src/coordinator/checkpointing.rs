@@ -75,7 +75,9 @@ impl Coordinator {
     }
 
     pub(super) fn on_staged(&mut self, snapshot: SnapshotRequest, out: &mut Vec<CoordinatorCommand>) {
-        let shards: Vec<AgentId> = self.shards().filter(|shard| self.members.contains_key(shard)).collect();
+        // A shard that has lost its parameters meanwhile has nothing to write: the checkpoint is abandoned.
+        let is_loaded = |shard: &AgentId| self.members.get(shard).is_some_and(|member| member.state.loaded);
+        let shards: Vec<AgentId> = self.shards().filter(is_loaded).collect();
         let Some(checkpoint) = self.checkpoint.as_mut().filter(|checkpoint| checkpoint.step == snapshot.step) else {
             return;
         };

@@ -6,7 +6,7 @@ use millrace_engine::coordinator::{
     Coordinator, CoordinatorCommand, CoordinatorEvent, INITIAL_LINK_BACKOFF, JobSize, MAX_LINK_BACKOFF,
     MAX_LINK_FAILURES, RequiredAgents, ResumeState, RunOutcome,
 };
-use millrace_engine::message::{AgentCommand, AgentReport, FailureCause, ParameterSource, ShardState};
+use millrace_engine::message::{AgentCommand, AgentReport, FailureCause, ParameterSource, ShardState, SnapshotRequest};
 use millrace_engine::types::{
     AgentId, ComputeWork, Epoch, Iteration, IterationKind as Work, LeafResult, OtherLosses, Role,
 };
@@ -234,6 +234,26 @@ fn restored_shards_load_again_despite_a_commit_in_flight() {
     };
     assert_eq!(desk.out.iter().filter_map(loads).collect::<Vec<_>>(), [(SHARD, 0), (other, 0)]);
     assert!(desk.out.iter().any(|command| matches!(command, CoordinatorCommand::ReportRestore { from: 0, to: 1, .. })));
+}
+
+/// A shard is lost while the directory of a checkpoint is created; the shard that replaces it has nothing to write.
+#[test]
+fn shard_without_parameters_writes_no_snapshot() {
+    let mut desk = CoordinatorFixture::running();
+    desk.on(CoordinatorEvent::CheckpointRequested);
+    let iteration = Iteration { number: 0, task: Work::Train { step: 1, batch: 0 } };
+    desk.finish(iteration);
+    desk.report(SHARD, AgentReport::Committed { step: 1 });
+    assert!(desk.out.iter().any(|command| matches!(command, CoordinatorCommand::StageCheckpoint { step: 1 })));
+    desk.on(CoordinatorEvent::Lost { agent: SHARD });
+    desk.join(SHARD);
+    desk.on(CoordinatorEvent::Staged(SnapshotRequest { step: 1, path: "1".to_owned() }));
+    let commands = desk.out.iter().filter_map(|command| match command {
+        CoordinatorCommand::Send(SHARD, command) => Some(command),
+        _ => None,
+    });
+    let commands: Vec<_> = commands.collect();
+    assert!(matches!(commands[..], [AgentCommand::Load(_)]), "{commands:?}");
 }
 
 #[test]
