@@ -1,6 +1,6 @@
 //! Encodes frames and control messages as bytes.
 //!
-//! A frame's header has 72 bytes, all numbers little-endian:
+//! A frame's header has 80 bytes, all numbers little-endian:
 //!
 //! | offset | bytes | field |
 //! |---|---|---|
@@ -16,6 +16,7 @@
 //! | 52 | 4 + 4 | start and end of the node |
 //! | 60 | 4 | mask version; written as 0, ignored by readers |
 //! | 64 | 8 | xxh3 of the payload |
+//! | 72 | 8 | xxh3 of the fields above |
 //!
 //! The receiver takes sizes from the header, never from the plan.
 
@@ -30,13 +31,17 @@ use serde::de::DeserializeOwned;
 use twox_hash::XxHash3_64;
 
 const MAGIC: [u8; 2] = *b"MR";
-const FRAME_VERSION: u8 = 2;
+const FRAME_VERSION: u8 = 3;
 /// Values of the encoding field.
 const ENCODING_F32: u8 = 0;
 const ENCODING_BF16: u8 = 1;
 const ENCODING_SPARSE: u8 = 2;
 /// Bytes of a frame's header.
-pub const HEADER_BYTES: usize = 72;
+pub const HEADER_BYTES: usize = 80;
+/// Bytes of the header's fields, which precede their checksum.
+const FIELD_BYTES: usize = HEADER_BYTES - 8;
+/// Bytes of a grant: the total, and its checksum.
+pub const GRANT_BYTES: usize = 16;
 /// Offset of the payload's length in the header.
 const LENGTH_OFFSET: usize = 4;
 /// Offset of the iteration in the header; step, round and slot follow.
@@ -57,8 +62,8 @@ pub struct LinkContext {
 #[allow(missing_docs, reason = "the messages describe variants and fields")]
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CodecError {
-    /// The header is not one of this protocol version.
-    #[error("a frame's header is not of this version; run the same build on every agent")]
+    /// The header is damaged, or not one of this protocol version.
+    #[error("a frame's header is damaged or not of this version; run the same build on every agent")]
     Header,
     /// The frame belongs to another plan.
     #[error("received a frame of plan {got} on a link of plan {want}")]
@@ -91,7 +96,9 @@ pub struct Packet {
 impl Packet {
     /// Returns a grant of `total` slots, counted since the link was opened.
     pub fn grant(total: u64) -> Self {
-        Self { head: Bytes::copy_from_slice(&total.to_le_bytes()), payload: Bytes::new() }
+        let total = total.to_le_bytes();
+        let head = [total, XxHash3_64::oneshot(&total).to_le_bytes()].concat();
+        Self { head: head.into(), payload: Bytes::new() }
     }
 
     /// Returns the bytes on the wire.
@@ -154,6 +161,7 @@ pub fn pack(frame: Frame, context: LinkContext) -> Packet {
         writer.put(number.to_le_bytes());
     }
     writer.put(checksum.unwrap_or_else(|| XxHash3_64::oneshot(&payload)).to_le_bytes());
+    writer.put(XxHash3_64::oneshot(&writer.0[..FIELD_BYTES]).to_le_bytes());
     Packet { head: Bytes::copy_from_slice(&writer.0), payload }
 }
 
@@ -164,7 +172,7 @@ pub fn pack(frame: Frame, context: LinkContext) -> Packet {
 pub fn unpack(packet: Packet, plan: PlanHash) -> Result<(Frame, LinkContext), CodecError> {
     let Packet { head, payload } = packet;
     let mut reader = HeaderReader(&head);
-    if head.len() != HEADER_BYTES || reader.take()? != MAGIC || reader.take()? != [FRAME_VERSION] {
+    if head.len() != HEADER_BYTES || reader.take()? != MAGIC || reader.take()? != [FRAME_VERSION] || !is_intact(&head) {
         return Err(CodecError::Header);
     }
     let [code] = reader.take()?;
@@ -194,6 +202,12 @@ pub fn unpack(packet: Packet, plan: PlanHash) -> Result<(Frame, LinkContext), Co
     };
     let key = FrameKey { epoch, iteration: turn, round, slot, chunk, node };
     Ok((Frame { key, payload, checksum: Some(checksum) }, LinkContext { plan, encoding, step }))
+}
+
+/// Returns whether a head of this version, or a grant, arrived as it was sent: its last 8 bytes are the checksum of the
+/// others.
+pub(crate) fn is_intact(head: &[u8]) -> bool {
+    head.split_last_chunk().is_some_and(|(fields, checksum)| XxHash3_64::oneshot(fields).to_le_bytes() == *checksum)
 }
 
 /// Returns iteration, round and slot of a frame's header; `None` if `head` is too short for a header, as that of a
@@ -259,6 +273,8 @@ mod tests {
         let packet = packed(Encoding::F32, Bytes::from_static(b"weights!"));
         let mut head = packet.head.to_vec();
         head[3] = ENCODING_SPARSE;
+        let checksum = XxHash3_64::oneshot(&head[..FIELD_BYTES]);
+        head[FIELD_BYTES..].copy_from_slice(&checksum.to_le_bytes());
         let error = unpack(Packet { head: head.into(), ..packet }, PlanHash(9)).err();
         assert!(matches!(error, Some(CodecError::Payload { chunk: 6, .. })), "{error:?}");
     }
@@ -277,6 +293,12 @@ mod tests {
             payload[byte] ^= 1;
             let bad = Packet { payload: payload.into(), ..good.clone() };
             assert_eq!(unpack(bad, PlanHash(9)).err(), Some(CodecError::Damaged { chunk: 6 }));
+        }
+        for byte in 0..HEADER_BYTES {
+            let mut head = good.head.to_vec();
+            head[byte] ^= 1;
+            let error = unpack(Packet { head: head.into(), ..good.clone() }, PlanHash(9)).err();
+            assert_eq!(error, Some(CodecError::Header), "byte {byte}");
         }
         for length in 0..HEADER_BYTES {
             let bad = Packet { head: good.head.slice(..length), ..good.clone() };

@@ -21,6 +21,7 @@ mod error_chain;
 pub mod journal;
 pub mod launch;
 pub mod packet;
+pub mod samples;
 pub mod security;
 pub mod transport;
 

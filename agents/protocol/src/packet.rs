@@ -4,7 +4,7 @@
 //!   child ── POST …/Down ──► parent     request body: grants     response body: frames (weights)
 //!   child ── POST …/Up ────► parent     request body: frames     response body: grants (gradients)
 //!
-//!   frame = header (72 bytes) + payload        grant = running total (8 bytes, little-endian)
+//!   frame = header (80 bytes) + payload        grant = running total (8 bytes, little-endian) + its checksum (8)
 //! ```
 //!
 //! * Each direction of a link is one request of the child to its parent. The request lasts as long as the link.
@@ -27,7 +27,7 @@ use tokio::sync::mpsc;
 use tonic::body::Body;
 
 pub use crate::codec::Packet;
-use crate::codec::{HEADER_BYTES, payload_length, slot_of};
+use crate::codec::{GRANT_BYTES, HEADER_BYTES, is_intact, payload_length, slot_of};
 
 /// Name of the service that shards and SwarmX nodes offer to their children.
 pub const LINK_SERVICE: &str = "millrace.v1.Link";
@@ -42,9 +42,8 @@ pub const AGENT_HEADER: &str = "millrace-agent";
 
 /// Maximum bytes of a payload: one chunk.
 pub const MAX_PAYLOAD_BYTES: usize = 4 << 20;
-const GRANT_BYTES: usize = 8;
 /// Maximum number of grants queued for a peer. A peer that reads its frames also reads its grants: all queued grants
-/// together (512 KiB) are smaller than the frame of a full chunk.
+/// together (1 MiB) are smaller than the frame of a full chunk.
 const MAX_QUEUED_GRANTS: u64 = 1 << 16;
 
 /// An error that ends a link, because nothing more can be read from it.
@@ -56,6 +55,9 @@ pub enum PacketError {
     /// The peer closed the link in the middle of a packet.
     #[error("the peer closed the link in the middle of a packet")]
     Cut,
+    /// A header or a grant arrived damaged.
+    #[error("a packet arrived damaged")]
+    Damaged,
     /// A header announces a payload larger than [`MAX_PAYLOAD_BYTES`].
     #[error("a frame announces {0} bytes, more than a chunk has; run the same build on every agent")]
     TooLong(usize),
@@ -169,10 +171,14 @@ impl PacketReader {
     /// closed the link. Not cancel-safe.
     ///
     /// # Errors
-    /// The connection failed, the peer closed the link in the middle of a frame, or the header announces too long a
-    /// payload.
+    /// The connection failed, the peer closed the link in the middle of a frame, or the header is damaged or announces
+    /// too long a payload.
     pub async fn frame(&mut self) -> Result<Option<Packet>, PacketError> {
         let Some(head) = self.read_exact(HEADER_BYTES).await? else { return Ok(None) };
+        // Before the length is used: bytes that were never sent would be waited for.
+        if !is_intact(&head) {
+            return Err(PacketError::Damaged);
+        }
         let length = payload_length(&head);
         if length > MAX_PAYLOAD_BYTES {
             return Err(PacketError::TooLong(length));
@@ -185,10 +191,13 @@ impl PacketReader {
     /// cancel-safe.
     ///
     /// # Errors
-    /// The connection failed, or the peer closed the link in the middle of a grant.
+    /// The connection failed, the peer closed the link in the middle of a grant, or the grant is damaged.
     pub async fn grant(&mut self) -> Result<Option<u64>, PacketError> {
-        let Some(mut total) = self.read_exact(GRANT_BYTES).await? else { return Ok(None) };
-        Ok(Some(total.get_u64_le()))
+        let Some(mut grant) = self.read_exact(GRANT_BYTES).await? else { return Ok(None) };
+        if !is_intact(&grant) {
+            return Err(PacketError::Damaged);
+        }
+        Ok(Some(grant.get_u64_le()))
     }
 
     /// Returns the next `count` bytes; `None` at the end of the body. The bytes share the received memory if they
@@ -297,7 +306,7 @@ mod tests {
             }
             assert!(incoming.frame().await.unwrap().is_none());
         }
-        let grants: Vec<u8> = [3, 5].into_iter().flat_map(u64::to_le_bytes).collect();
+        let grants: Vec<u8> = [3, 5].into_iter().flat_map(|total| Packet::grant(total).head).collect();
         let mut incoming = incoming(&grants, 3);
         assert_eq!((incoming.grant().await.unwrap(), incoming.grant().await.unwrap()), (Some(3), Some(5)));
     }
@@ -311,8 +320,8 @@ mod tests {
             assert!(matches!(cut, Err(PacketError::Cut)), "{length} bytes");
         }
         // A reader that is out of step interprets payload as a header.
-        let astray = incoming(&[0xff; 200], 200).frame().await;
-        assert!(matches!(astray, Err(PacketError::TooLong(_))));
+        assert!(matches!(incoming(&[0xff; 200], 200).frame().await, Err(PacketError::Damaged)));
+        assert!(matches!(incoming(&[0xff; 200], 200).grant().await, Err(PacketError::Damaged)));
     }
 
     #[tokio::test]

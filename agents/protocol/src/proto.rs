@@ -147,6 +147,9 @@ pub struct SamplesRequest {
     pub attempt: u32,
     #[prost(uint32, tag = "7")]
     pub epoch: u32,
+    /// xxh3 of the other fields, see `samples.rs`.
+    #[prost(fixed64, tag = "8")]
+    pub checksum: u64,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct SamplesReply {
@@ -161,6 +164,9 @@ pub struct SamplesReply {
     /// The inputs of the model.
     #[prost(message, repeated, tag = "7")]
     pub inputs: ::prost::alloc::vec::Vec<SampleInput>,
+    /// xxh3 of the other fields, see `samples.rs`.
+    #[prost(fixed64, tag = "8")]
+    pub checksum: u64,
 }
 /// One input of all samples of a reply.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]

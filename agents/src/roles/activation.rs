@@ -7,6 +7,7 @@ use millrace_data::{DataError, Dataset};
 use millrace_engine::message::{AgentCommand, AgentReport};
 use millrace_engine::types::Role;
 use millrace_loader::LoaderServer;
+use millrace_protocol::samples::Checked;
 use millrace_protocol::security::{AuthenticatedIncoming, Peer};
 use millrace_protocol::{proto, transport};
 use millrace_telemetry::metric_definitions::{RoleMetrics, register_replaced_workers};
@@ -158,6 +159,9 @@ impl From<Status> for ReadError {
 }
 
 fn read_samples(inputs: &JobInputs, request: &proto::SamplesRequest) -> Result<proto::SamplesReply, ReadError> {
+    if !request.is_intact() {
+        return Err(Status::data_loss("the request for samples arrived damaged").into());
+    }
     let dataset = if request.evaluation { inputs.eval.as_ref() } else { inputs.train.as_ref() };
     let dataset = dataset.ok_or_else(|| Status::failed_precondition("this job has no such input"))?;
     let max_samples = inputs.max_samples;
@@ -166,7 +170,7 @@ fn read_samples(inputs: &JobInputs, request: &proto::SamplesRequest) -> Result<p
     }
     let inputs = read(dataset, request.first, request.count).map_err(ReadError::Data)?;
     let &proto::SamplesRequest { iteration, round, attempt, epoch, .. } = request;
-    Ok(proto::SamplesReply { iteration, round, attempt, epoch, inputs })
+    Ok(proto::SamplesReply { iteration, round, attempt, epoch, inputs, checksum: 0 }.sealed())
 }
 
 fn read(dataset: &Dataset, first: u64, count: u32) -> Result<Vec<proto::SampleInput>, DataError> {

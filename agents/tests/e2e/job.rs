@@ -175,6 +175,11 @@ impl<'a> Job<'a> {
         }
     }
 
+    /// Returns the process id of the coordinator.
+    pub fn coordinator_id(&self) -> u32 {
+        self.coordinator.id()
+    }
+
     /// Sends a signal to the coordinator.
     pub fn signal_coordinator(&self, signal: Signal) {
         kill(self.coordinator.id(), signal);
@@ -183,6 +188,13 @@ impl<'a> Job<'a> {
     /// Waits until every agent has ended by itself; returns their exit codes.
     pub fn agents_end(&mut self) -> Vec<(String, Option<i32>)> {
         self.agents.drain(..).map(|(agent, mut child)| (agent, child.wait().unwrap().code())).collect()
+    }
+
+    /// Waits for the end of the coordinator; returns its exit code. Agents that can't reach it at that moment are
+    /// killed.
+    pub fn coordinator_end(mut self) -> Option<i32> {
+        self.stdout.read_to_string(&mut String::new()).unwrap();
+        self.coordinator.wait().unwrap().code()
     }
 
     /// Waits for the end of the job; all agents must exit with code 0. Returns the coordinator's exit code.

@@ -32,7 +32,7 @@ fn main() -> std::io::Result<()> {
     sparse[3] = 2;
     write("frame", "sparse", &sparse)?;
     write("packets", "two", &[&[7][..], &whole(&f32), &whole(&bf16)].concat())?;
-    write("packets", "grants", &[&[3][..], &3_u64.to_le_bytes(), &5_u64.to_le_bytes()].concat())?;
+    write("packets", "grants", &[&[3][..], &Packet::grant(3).head, &Packet::grant(5).head].concat())?;
     let history = TrainingHistory { skipped_batches: 2, steps: 3, mean_loss: 2.5, mean_norm: 1.5 };
     let record = CommitRecord { step: 3, scale: 1.0, learning_rate: 0.5, loss: 2.0, norm: 1.0, tokens: 32, history };
     let orders = [

@@ -20,6 +20,7 @@ use millrace_protocol::{journal, proto};
 use prost::Message;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use twox_hash::XxHash3_64;
 
 /// Returns the runtime of the targets that read streams.
 pub(crate) fn runtime() -> &'static tokio::runtime::Runtime {
@@ -62,11 +63,23 @@ fn plan_of(head: &[u8]) -> PlanHash {
     PlanHash(u64::from_le_bytes(bytes))
 }
 
-/// Decodes one frame: header and payload.
+/// Returns a header as its sender would complete it: with the checksum of its fields.
+fn sealed(head: &[u8]) -> Bytes {
+    let Some((fields, _)) = head.split_last_chunk::<8>() else { return Bytes::new() };
+    [fields, &XxHash3_64::oneshot(fields).to_le_bytes()].concat().into()
+}
+
+/// Decodes one frame: header and payload. The header as given is nearly always rejected, so it is decoded with a valid
+/// checksum, too.
 pub fn frame(bytes: &[u8]) {
     let (head, payload) = bytes.split_at(HEADER_BYTES.min(bytes.len()));
-    let packet = Packet { head: Bytes::copy_from_slice(head), payload: Bytes::copy_from_slice(payload) };
-    let plan = plan_of(head);
+    decode_frame(Bytes::copy_from_slice(head), payload);
+    decode_frame(sealed(head), payload);
+}
+
+fn decode_frame(head: Bytes, payload: &[u8]) {
+    let plan = plan_of(&head);
+    let packet = Packet { head, payload: Bytes::copy_from_slice(payload) };
     if let Ok((frame, context)) = codec::unpack(packet, plan) {
         let again = codec::pack(frame, context);
         let (frame, context) = codec::unpack(again.clone(), plan).expect("a frame reads back");

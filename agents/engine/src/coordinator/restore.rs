@@ -51,7 +51,8 @@ impl Coordinator {
         // A shard may still record a commit that it has not acknowledged.
         let is_settled = self.pending_commit.is_none();
         let RestorePoint { source, is_saved, .. } = self.restore_point.clone();
-        let (from, to) = (source.step(), self.step);
+        // Another shard may be lost while steps of the previous restore are executed again.
+        let (from, to) = (source.step(), self.step.max(self.reported_step));
         out.push(CoordinatorCommand::ReportRestore { shard: lost, from, to });
         (self.checkpoint, self.failed_save, self.pending_commit, self.record) = (None, None, None, None);
         (self.source, self.step, self.skips_of_step) = (source, from, 0);

@@ -16,6 +16,7 @@ use millrace_engine::system::{System, SystemAction, WaitReason};
 use millrace_engine::types::{AgentId, Iteration, IterationKind, LeafResult, OtherLosses, Role};
 use millrace_protocol::codec::{self, LinkContext};
 use millrace_protocol::proto;
+use millrace_protocol::samples::Checked;
 use millrace_telemetry::journal::OutcomeReason;
 use millrace_telemetry::metric_definitions::RoleMetrics;
 use millrace_telemetry::stall::StallReason;
@@ -280,7 +281,7 @@ impl ComputeWorker {
             let leaves = rounds[round].owned[*system_index].clone();
             current.requested_rounds += 1;
             // The channel has capacity for all outstanding requests.
-            let _ = samples.try_send(proto::SamplesRequest {
+            let request = proto::SamplesRequest {
                 iteration: iteration.number,
                 round: round as u32,
                 evaluation,
@@ -288,7 +289,9 @@ impl ComputeWorker {
                 count: leaves.len() as u32 * of_leaf,
                 attempt: epoch.attempt,
                 epoch: epoch.number,
-            });
+                checksum: 0,
+            };
+            let _ = samples.try_send(request.sealed());
         }
     }
 

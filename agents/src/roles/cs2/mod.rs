@@ -6,7 +6,7 @@
 mod compute;
 mod samples;
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, mpsc as blocking};
 
 use millrace_emulator::placement::Placement;
@@ -15,6 +15,7 @@ use millrace_engine::frame::Frame;
 use millrace_engine::message::{AgentCommand, AgentReport, EpochConfig, FailureCause};
 use millrace_engine::types::{AgentId, Epoch, Iteration, Role};
 use millrace_protocol::proto::{self, samples_client::SamplesClient};
+use millrace_protocol::samples::Checked;
 use millrace_protocol::{error_chain, packet};
 use tokio::signal::unix::Signal;
 use tokio::sync::mpsc;
@@ -253,10 +254,14 @@ enum FetchError {
     Status(#[from] tonic::Status),
     #[error("received samples that were not requested")]
     Unrequested,
+    #[error("samples arrived damaged")]
+    Damaged,
+    #[error("the activation server closed the stream")]
+    Closed,
 }
 
 /// Sends requests to the activation server, and its replies, one per request, to the compute thread. Returns without
-/// error when the compute thread has ended or the server has closed the stream.
+/// error when the compute thread has ended or left the epoch.
 async fn fetch(
     channel: Channel,
     max_bytes: usize,
@@ -265,11 +270,16 @@ async fn fetch(
 ) -> Result<(), FetchError> {
     let mut client = SamplesClient::new(channel).max_decoding_message_size(max_bytes);
     let requested = Arc::new(AtomicU64::new(0));
-    let count = requested.clone();
+    let has_ended = Arc::new(AtomicBool::new(false));
+    let (count, ended) = (requested.clone(), has_ended.clone());
     let requests = ReceiverStream::new(requests).map(move |request| {
         count.fetch_add(1, Ordering::Relaxed);
         request
     });
+    let requests = requests.chain(tokio_stream::iter(std::iter::from_fn(move || {
+        ended.store(true, Ordering::Relaxed);
+        None
+    })));
     let mut replies = client.fetch(requests).await?.into_inner();
     let mut received = 0;
     while let Some(reply) = replies.message().await? {
@@ -277,9 +287,12 @@ async fn fetch(
         if received > requested.load(Ordering::Relaxed) {
             return Err(FetchError::Unrequested);
         }
+        if !reply.is_intact() {
+            return Err(FetchError::Damaged);
+        }
         if inputs.send(ComputeInput::Samples(Box::new(reply))).is_err() {
-            break;
+            return Ok(());
         }
     }
-    Ok(())
+    if has_ended.load(Ordering::Relaxed) { Ok(()) } else { Err(FetchError::Closed) }
 }
