@@ -26,8 +26,8 @@ const MIN_UNAVAILABLE_BACKOFF: Duration = Duration::from_secs(1);
 /// Longest of these backoffs: such a job is planned soon after the server is back.
 const MAX_UNAVAILABLE_BACKOFF: Duration = Duration::from_secs(15);
 
-/// Maximum entries of a job: a job that is being resized needs the old number of systems, the new one and the next.
-const MAX_SIZES_PER_JOB: usize = 3;
+/// Maximum entries of a job. A job that is being resized needs those of the systems that it holds, uses, and requests.
+const MAX_SIZES_PER_JOB: usize = 4;
 
 /// A planned job.
 #[derive(Clone, Debug)]
