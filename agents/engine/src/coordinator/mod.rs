@@ -126,13 +126,16 @@ impl Coordinator {
         attempt: u32,
         resume_state: ResumeState,
     ) -> Self {
-        let done = resume_state.progress_at(source.step());
+        let known = resume_state.progress_at(source.step());
+        let done = StepProgress { evaluated: known.evaluated || source.step() < resume_state.step, ..known };
         Self {
             plan,
             policy,
             required,
             step: source.step(),
-            reported_step: source.step(),
+            // A previous coordinator reported each step before it opened the next one. The shards that hold the newest
+            // step may be lost before the run continues from it.
+            reported_step: source.step().max(resume_state.step.saturating_sub(1)),
             evaluated_step: done.evaluated.then_some(source.step()),
             restore_point: RestorePoint { source: source.clone(), is_saved: done.saved, history: resume_state.history },
             source,

@@ -34,7 +34,8 @@ impl Coordinator {
 
     /// Returns whether the evaluation after `step` was reported: at the latest before the next step.
     pub(super) fn is_evaluated(&self, step: u64) -> bool {
-        step < self.reported_step || self.evaluated_step == Some(step)
+        let is_known = self.resume_state.progress_at(step).evaluated || step < self.resume_state.step;
+        is_known || step < self.reported_step || self.evaluated_step == Some(step)
     }
 
     /// Makes the shards load the newest checkpoint, because `lost` has no parameters. Returns true if no shard has to
