@@ -1,7 +1,10 @@
 //! Resolves the params of a job into a record that never changes, once, at its first admission.
 
 use millrace_crds::{ApplianceSpec, OverruledKey, ResolvedJob, TrainJob, TrainJobSpec, UploadedModel};
-use millrace_params::{DataSource, FlagOverrides, InputSpec, JobSpec, Mode, Params, ResolveOutput};
+use millrace_params::{
+    DataSource, FlagOverrides, InputSpec, JobSpec, LossSpikeAction, LossSpikeSpec, Mode, Params, ResolveOutput,
+    RunParams,
+};
 use millrace_protocol::launch::VERSION;
 
 use crate::job_graph::JobGraph;
@@ -179,10 +182,54 @@ fn overruled_keys(params: &Params, job: &TrainJob) -> Vec<OverruledKey> {
     let difference =
         |key: &str, params: String, spec: String| OverruledKey { key: format!("runconfig.{key}"), params, spec };
     let systems = run.num_csx.filter(|&params_value| params_value != u64::from(job.spec.num_csx));
-    let mode = run.mode.zip(job.spec.mode).filter(|(params_value, spec)| params_value != mode_name(*spec));
+    let mode = run.mode.clone().zip(job.spec.mode).filter(|(params_value, spec)| params_value != mode_name(*spec));
     systems
         .map(|params_value| difference("num_csx", params_value.to_string(), job.spec.num_csx.to_string()))
         .into_iter()
         .chain(mode.map(|(params_value, spec)| difference("mode", params_value, mode_name(spec).to_owned())))
+        .chain(overruled_spikes(&run, job).into_iter().map(|(key, params, spec)| difference(key, params, spec)))
         .collect()
+}
+
+/// Returns the keys of runconfig about jumps of the loss that differ from `failurePolicy.lossSpike`, with both values.
+fn overruled_spikes(run: &RunParams, job: &TrainJob) -> Vec<(&'static str, String, String)> {
+    let Some(spike) = job.spec.failure_policy.loss_spike else { return Vec::new() };
+    let LossSpikeSpec { factor, window, action } = spike.into();
+    let action = match action {
+        LossSpikeAction::Stop => "stop",
+        LossSpikeAction::Skip => "skip",
+    };
+    let factor = factor.map_or_else(|| "no bound".to_owned(), |factor| factor.to_string());
+    let values = [
+        ("loss_spike_factor", run.loss_spike_factor.map(|factor| factor.to_string()), factor),
+        ("loss_spike_window", run.loss_spike_window.map(|window| window.to_string()), window.to_string()),
+        ("loss_spike_action", run.loss_spike_action.clone(), action.to_owned()),
+    ];
+    let differs = |(key, params, spec): (&'static str, Option<String>, String)| Some((key, params?, spec));
+    values.into_iter().filter_map(differs).filter(|(_, params, spec)| params != spec).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use millrace_crds::{LossSpikePolicy, StoredParams, TrainJobSpec};
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn keys_that_differ_from_the_spec_are_listed() {
+        let params =
+            json!({"runconfig": {"num_csx": 3, "mode": "train", "loss_spike_factor": 4.0, "loss_spike_window": 50}});
+        let params: Params = serde_json::from_value(params).unwrap();
+        let mut job = TrainJob::new("job", TrainJobSpec::new(2, StoredParams::default()));
+        (job.spec.mode, job.spec.failure_policy.loss_spike) = (Some(Mode::Train), None);
+        let keys = |job: &TrainJob| {
+            let differences = overruled_keys(&params, job).into_iter();
+            differences.map(|OverruledKey { key, params, spec }| format!("{key}: {params}, {spec}")).collect::<Vec<_>>()
+        };
+        assert_eq!(keys(&job), ["runconfig.num_csx: 3, 2"]);
+        let action = millrace_crds::LossSpikeAction::Skip;
+        job.spec.failure_policy.loss_spike = Some(LossSpikePolicy { factor: None, window_steps: 50, action });
+        assert_eq!(keys(&job)[1..], ["runconfig.loss_spike_factor: 4, no bound"]);
+    }
 }

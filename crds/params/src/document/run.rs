@@ -66,7 +66,7 @@ section! {
         seed: u64 = default("1"),
         /// Older spelling of `seed`.
         tf_random_seed: u64 = alias_of("seed"),
-        /// Whether the run ends if the loss is not finite.
+        /// Whether the run ends if the loss is not finite. `false` has no effect.
         check_loss_values: bool = default("true"),
         /// Multiple of the mean of recent steps above which a loss or a gradient norm is a jump. Greater than 1.
         loss_spike_factor: f64 = otherwise("no bound"),

@@ -76,7 +76,7 @@ pub(super) fn resolve(check: &mut ResolveContext<'_>, run: Option<&RunParams>, o
         seed: check
             .either_spelling("runconfig.seed", p.seed, "runconfig.tf_random_seed", p.tf_random_seed)
             .unwrap_or(1),
-        check_loss_values: p.check_loss_values.unwrap_or(true),
+        check_loss_values: check_loss_values(check, p),
         loss_spike: loss_spike(check, p),
         num_csx: num_csx(check, p, overrides),
         num_wgt_servers: servers(
@@ -163,6 +163,18 @@ fn max_checkpoints(check: &mut ResolveContext<'_>, p: &RunParams) -> Option<u64>
     let older_value = p.keep_checkpoint_max.filter(|max| *max > 0);
     let max_checkpoints = check.either_spelling(key, p.max_checkpoints, older, older_value);
     max_checkpoints.map(|max| check.count(key, Some(max), 1, usize::MAX) as u64)
+}
+
+/// Returns the value of a key that nothing reads: every update by such a loss would make all parameters NaN.
+fn check_loss_values(check: &mut ResolveContext<'_>, p: &RunParams) -> bool {
+    let is_checked = p.check_loss_values.unwrap_or(true);
+    if !is_checked {
+        check.note(
+            "runconfig.check_loss_values: false has no effect: a loss that is not finite ends the run; \
+             runconfig.loss_spike_action: skip executes the step with the next batch instead",
+        );
+    }
+    is_checked
 }
 
 fn loss_spike(check: &mut ResolveContext<'_>, p: &RunParams) -> Option<LossSpikeSpec> {

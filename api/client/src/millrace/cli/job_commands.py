@@ -55,7 +55,7 @@ def resume(settings: Settings, name: str, uid: str | None, output: str) -> None:
 @base.output_option()
 @base.pass_settings
 def scale(settings: Settings, name: str, uid: str | None, num_csx: int, output: str) -> None:
-    """Changes the number of systems of a job. It continues without a restart; its result has the same bits."""
+    """Changes the number of systems of a job. It continues without a restart. The result is the same."""
     with settings.appliance() as appliance:
         job = appliance.job(name, uid).scale(num_csx)
         systems = f"{num_csx} system{'s' if num_csx > 1 else ''}"
