@@ -65,17 +65,19 @@ struct ProcessState {
     last_lines: LastLines,
 }
 
-impl ProcessState {
-    /// Returns the state of an agent whose process is about to be started.
-    fn starting(agent: AgentId) -> Self {
-        Self { agent, ready: false, ended: None, last_lines: LastLines::default() }
-    }
-}
-
 impl Processes {
     fn lock(&self) -> MutexGuard<'_, Vec<ProcessState>> {
         // The states are complete values, so they are consistent after any panic.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Adds an agent whose process is about to be started, unless it has a state; `alive` counts it.
+    fn add(&self, agent: AgentId, alive: &watch::Sender<usize>) {
+        let mut states = self.lock();
+        if states.iter().all(|state| state.agent != agent) {
+            states.push(ProcessState { agent, ready: false, ended: None, last_lines: LastLines::default() });
+            alive.send_modify(|alive| *alive += 1);
+        }
     }
 
     fn change(&self, agent: AgentId, change: impl FnOnce(&mut ProcessState)) {
@@ -127,12 +129,7 @@ impl ProcessGroup {
 
     /// Starts the agents of `run` that do not exist, because the job was resized. They count as starting from now on.
     pub fn add_agents(&self, run: LocalRun) {
-        let mut states = self.processes.lock();
-        let is_new = |agent: &AgentId| states.iter().all(|state| state.agent != *agent);
-        let added: Vec<ProcessState> =
-            run.launch.agent_counts.agents().filter(is_new).map(ProcessState::starting).collect();
-        self.alive.send_modify(|alive| *alive += added.len());
-        states.extend(added);
+        run.launch.agent_counts.agents().for_each(|agent| self.processes.add(agent, &self.alive));
         // The receiver is dropped when the server shuts down.
         let _ = self.requests.send(GroupRequest::Add(Box::new(run)));
     }
@@ -244,6 +241,8 @@ impl GroupTask {
         let is_added = self.children.add_agents(run).inspect_err(|error| tracing::error!("can't resize: {error}"));
         for agent in new {
             if is_added.is_ok() && !self.is_ending {
+                // Its state is gone if an earlier request has removed it meanwhile.
+                self.processes.add(agent, &self.alive);
                 self.start_later(agent).await;
             } else {
                 self.forget(agent);
