@@ -26,7 +26,7 @@ struct Behavior {
     is_blocked: [bool; 2],
     /// Delay of each forwarded part.
     delay: Duration,
-    /// The number of parts to corrupt, and to send twice; a direction that has done so continues as usual.
+    /// Raised by each request to corrupt a part, or to send one twice. Each direction of a connection does so once.
     corruptions: u64,
     repetitions: u64,
 }

@@ -305,9 +305,8 @@ impl Planner {
     /// Returns the requests of the jobs that wait for systems of this appliance, or for more of them.
     fn pending_requests(&self, appliance: &Appliance, priorities: &PriorityValues) -> Vec<SystemRequest> {
         let name = appliance.name_any();
-        let grants = appliance.status.as_ref().map(|status| status.grants.as_slice()).unwrap_or_default();
         let waits = |job: &Arc<TrainJob>| {
-            let requests = is_waiting(job) || ledger::resized_grant(job, grants).is_some();
+            let requests = is_waiting(job) || ledger::resized_grant(job, grants_of(appliance)).is_some();
             job.spec.appliance == name && requests && !job.spec.suspend
         };
         let jobs = self.jobs.state();
@@ -330,8 +329,7 @@ impl Planner {
             Some(Err(_)) => return None,
             None => (0, 0),
         };
-        let grants = appliance.status.as_ref().map(|status| status.grants.as_slice()).unwrap_or_default();
-        let held = ledger::resized_grant(job, grants).cloned();
+        let held = ledger::resized_grant(job, grants_of(appliance)).cloned();
         ledger::system_request(job, held, memoryx_bytes, swarmx_nodes, priorities)
     }
 
@@ -359,6 +357,11 @@ fn never_runs(error: ResolveError) -> ApiError {
 
 fn too_large_plan(message: String) -> JobPlan {
     JobPlan { reason: Some(QueueReason::ExceedsAppliance.as_str().to_owned()), message, ..JobPlan::default() }
+}
+
+/// Returns the grants in the status of an appliance.
+fn grants_of(appliance: &Appliance) -> &[Grant] {
+    appliance.status.as_ref().map(|status| status.grants.as_slice()).unwrap_or_default()
 }
 
 /// Returns the plan of a job that is created suspended.

@@ -29,7 +29,6 @@ use millrace_lifecycle::{
     ResolutionError, decide, decide_deleted, is_waiting, target_systems,
 };
 use millrace_protocol::error_chain;
-use millrace_protocol::launch::V1;
 use millrace_traces::TraceParent;
 use tokio::time::timeout;
 use tracing::Instrument;
@@ -38,7 +37,7 @@ use crate::attempt::AttemptContext;
 use crate::context::ControllerContext;
 use crate::journal_follower::AttemptSize;
 use crate::plan_cache::{self, PlanStatus};
-use crate::record::{resolved_job, resolved_version};
+use crate::record::{has_flexible_agents, resolved_job};
 use crate::resolve_error::ResolveError;
 use crate::world::{AgentsFound, Error, World};
 
@@ -258,13 +257,6 @@ fn resized_attempt<W: World>(
     let planned = control.get_or_plan(job, uid, cluster, num_csx).ready()?;
     let resized = planned.map(|planned| ResizedAttempt { num_csx, agents: planned.needs.wanted.clone() });
     Some(resized.map_err(|error| resolution_error(&error)))
-}
-
-/// Returns whether single agents of the job can be added, removed and replaced while its attempt runs. A coordinator of
-/// release 0.1.0 can't continue the attempt of another one, nor on other systems.
-fn has_flexible_agents(job: &TrainJob) -> bool {
-    let record = job.status.as_ref().and_then(|status| status.resolved.as_ref());
-    record.is_some_and(|record| resolved_version(record) > V1)
 }
 
 /// Returns the message to the user about a job that can't be run.

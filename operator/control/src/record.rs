@@ -1,6 +1,6 @@
 //! Reads the record of a job's first admission, `status.resolved`, which never changes.
 
-use millrace_crds::ResolvedJob;
+use millrace_crds::{ResolvedJob, TrainJob};
 use millrace_params::{JobSpec, MachineSpec, ParamsError};
 use millrace_protocol::launch::{DocumentError, V1, VERSION};
 
@@ -46,4 +46,11 @@ pub fn resolved_job(resolution: &ResolvedJob) -> Result<(JobSpec, MachineSpec), 
     let document = resolution.appliance.clone().unwrap_or_default();
     let appliance = document.resolve().map_err(ResolvedJobError::Appliance)?;
     Ok((job, appliance))
+}
+
+/// Returns whether single agents of the job can be added, removed and replaced while its attempt runs. A coordinator of
+/// release 0.1.0 can't continue the attempt of another one, nor on other systems.
+pub(crate) fn has_flexible_agents(job: &TrainJob) -> bool {
+    let record = job.status.as_ref().and_then(|status| status.resolved.as_ref());
+    record.is_some_and(|record| resolved_version(record) > V1)
 }

@@ -27,17 +27,6 @@ pub struct RequiredAgents {
     pub activation_servers: u32,
 }
 
-/// The part of [`RequiredAgents`] that may change while a job runs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct JobSize {
-    /// See [`RequiredAgents::systems`].
-    pub systems: u32,
-    /// See [`RequiredAgents::min_systems`].
-    pub min_systems: u32,
-    /// See [`RequiredAgents::activation_servers`].
-    pub activation_servers: u32,
-}
-
 impl RequiredAgents {
     /// Returns whether `agent` is one of the required agents: those of each role are numbered from 0. Others may take
     /// part while one of these is missing.
@@ -70,8 +59,9 @@ pub enum CoordinatorEvent {
     Lost { agent: AgentId },
     /// An agent sent a report.
     Report { agent: AgentId, report: AgentReport },
-    /// The job is to run on another number of systems. The other placement begins between two iterations.
-    Resized(JobSize),
+    /// The job is to run on another number of systems, with the same shards. The other placement begins between two
+    /// iterations.
+    Resized(RequiredAgents),
     /// The user requests a checkpoint of the last committed step.
     CheckpointRequested,
     /// The user stops the run, in any phase: the current iteration is abandoned, and the last committed step is saved.

@@ -8,7 +8,7 @@ use millrace_emulator::placement::{Placement, PlacementError, PlacementMembers};
 use crate::message::{AgentCommand, EpochConfig, FailureCause, ShardState};
 use crate::types::{AgentId, Role};
 
-use super::{Coordinator, CoordinatorCommand, JobSize, MemberState, Phase, RequiredAgents, RunOutcome};
+use super::{Coordinator, CoordinatorCommand, MemberState, Phase, RequiredAgents, RunOutcome};
 
 impl Coordinator {
     pub(super) fn on_joined(
@@ -36,8 +36,8 @@ impl Coordinator {
         }
     }
 
-    pub(super) fn resize(&mut self, JobSize { systems, min_systems, activation_servers }: JobSize) {
-        self.required = RequiredAgents { systems, min_systems, activation_servers, ..self.required };
+    pub(super) fn resize(&mut self, required: RequiredAgents) {
+        self.required = required;
         self.may_place_better = true;
     }
 

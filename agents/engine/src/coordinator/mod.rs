@@ -3,7 +3,7 @@
 //! ```text
 //! gather members -> load parameters -> configure (epoch + 1) -> all linked -> iterations -> end
 //!        ^                                                                     |
-//!        '-- an agent or a link is lost, a requested system has joined, or the job is resized
+//!        '-- an agent or link is lost, a system has joined, a job is resized --'
 //! ```
 //!
 //! * An agent that joins and is not needed waits for the end of the current iteration, as does another number of
@@ -37,7 +37,7 @@ use millrace_emulator::plan::StreamPlan;
 use crate::message::{AgentCommand, AgentReport, FailureCause, ParameterSource, ShardState};
 use crate::types::{AgentId, CommitRecord, Epoch, Role};
 
-pub use events::{CoordinatorCommand, CoordinatorEvent, Evaluation, JobSize, RequiredAgents, RunOutcome};
+pub use events::{CoordinatorCommand, CoordinatorEvent, Evaluation, RequiredAgents, RunOutcome};
 pub use link_failures::{INITIAL_LINK_BACKOFF, MAX_LINK_BACKOFF, MAX_LINK_FAILURES};
 pub use run_policy::{
     EvalPolicy, LeafTable, LearningRateFn, LossScaling, NextAction, ResumeState, RunPolicy, StepProgress,
@@ -202,7 +202,7 @@ impl Coordinator {
             CoordinatorEvent::Joined { agent, address, shard } => self.on_joined(agent, address, shard, out),
             CoordinatorEvent::Lost { agent } => self.on_lost(agent),
             CoordinatorEvent::Report { agent, report } => self.on_report(agent, report, out),
-            CoordinatorEvent::Resized(size) => self.resize(size),
+            CoordinatorEvent::Resized(required) => self.resize(required),
             CoordinatorEvent::CheckpointRequested if self.lacks_checkpoint() => self.retry_checkpoint(),
             CoordinatorEvent::CheckpointRequested => self.checkpoint_wanted = !self.done.saved,
             CoordinatorEvent::StopRequested => self.request_stop(),

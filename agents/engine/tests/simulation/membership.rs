@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use millrace_engine::coordinator::{
-    Coordinator, CoordinatorCommand, CoordinatorEvent, INITIAL_LINK_BACKOFF, JobSize, MAX_LINK_BACKOFF,
-    MAX_LINK_FAILURES, RequiredAgents, ResumeState, RunOutcome,
+    Coordinator, CoordinatorCommand, CoordinatorEvent, INITIAL_LINK_BACKOFF, MAX_LINK_BACKOFF, MAX_LINK_FAILURES,
+    RequiredAgents, ResumeState, RunOutcome,
 };
 use millrace_engine::message::{AgentCommand, AgentReport, FailureCause, ParameterSource, ShardState, SnapshotRequest};
 use millrace_engine::types::{
@@ -16,6 +16,10 @@ use crate::setup::SimulatedJob;
 const SHARD: AgentId = AgentId::new(Role::MemoryX, 0);
 const NODE: AgentId = AgentId::new(Role::SwarmX, 0);
 const SERVER: AgentId = AgentId::new(Role::Activation, 0);
+
+/// The agents of the fixture's job on one system.
+const ONE_SYSTEM: RequiredAgents =
+    RequiredAgents { systems: 1, min_systems: 1, shards: 1, fan_out: 2, activation_servers: 1 };
 
 const fn system(index: u32) -> AgentId {
     AgentId::new(Role::Cs2, index)
@@ -52,6 +56,17 @@ impl CoordinatorFixture {
         }
         assert_eq!(desk.configured(), Some(1));
         desk.link();
+        desk
+    }
+
+    /// As [`CoordinatorFixture::running`], in the epoch that begins after step 1 because the other system has joined.
+    fn on_two_systems() -> Self {
+        let mut desk = Self::running();
+        let iteration = desk.opened().unwrap();
+        desk.join(system(1));
+        desk.finish(iteration);
+        desk.report(SHARD, AgentReport::Committed { step: 1 });
+        assert_eq!(desk.configured(), Some(2));
         desk
     }
 
@@ -138,16 +153,10 @@ fn joining_system_waits_for_the_current_iteration() {
 
 #[test]
 fn resize_waits_for_the_current_iteration() {
-    let size = JobSize { systems: 1, min_systems: 1, activation_servers: 1 };
-    let mut desk = CoordinatorFixture::running();
-    let iteration = desk.opened().unwrap();
-    desk.join(system(1));
-    desk.finish(iteration);
-    desk.report(SHARD, AgentReport::Committed { step: 1 });
-    assert_eq!(desk.configured(), Some(2));
+    let mut desk = CoordinatorFixture::on_two_systems();
     desk.link();
     let iteration = desk.opened().unwrap();
-    desk.on(CoordinatorEvent::Resized(size));
+    desk.on(CoordinatorEvent::Resized(ONE_SYSTEM));
     assert!(desk.out.is_empty() && !desk.machine.is_within_size(), "the iteration in flight is disturbed");
     desk.finish(iteration);
     desk.report(SHARD, AgentReport::Committed { step: 2 });
@@ -161,7 +170,7 @@ fn resize_waits_for_the_current_iteration() {
 fn spare_system_of_a_resized_job_gives_way_to_a_required_one() {
     let mut desk = CoordinatorFixture::running();
     desk.join(system(1));
-    desk.on(CoordinatorEvent::Resized(JobSize { systems: 1, min_systems: 1, activation_servers: 1 }));
+    desk.on(CoordinatorEvent::Resized(ONE_SYSTEM));
     desk.on(CoordinatorEvent::Lost { agent: system(0) });
     assert_eq!((desk.configured(), desk.machine.is_within_size()), (Some(1), false));
     desk.link();
@@ -264,12 +273,7 @@ fn failed_system_is_disconnected_and_failed_shard_ends_the_run() {
         (SHARD, FailureCause::Other, true),
         (SERVER, FailureCause::Other, true),
     ] {
-        let mut desk = CoordinatorFixture::running();
-        let iteration = desk.opened().unwrap();
-        desk.join(system(1));
-        desk.finish(iteration);
-        desk.report(SHARD, AgentReport::Committed { step: 1 });
-        assert_eq!(desk.configured(), Some(2));
+        let mut desk = CoordinatorFixture::on_two_systems();
         desk.report(agent, AgentReport::Failed { reason: "it broke".to_owned(), cause });
         let ended =
             desk.out.iter().any(|command| matches!(command, CoordinatorCommand::End(RunOutcome::Failed { .. })));

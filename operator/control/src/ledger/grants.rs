@@ -10,11 +10,10 @@ use millrace_lifecycle::{
     QueueEntry, SchedulingDecision, SystemRequest, backoff_place, is_waiting, schedule, seconds_until_next_attempt,
 };
 use millrace_params::MachineSpec;
-use millrace_protocol::launch::V1;
 
 use super::is_deleted;
 use crate::context::ControllerContext;
-use crate::record::resolved_version;
+use crate::record::has_flexible_agents;
 use crate::world::{Error, PriorityValues, World};
 
 /// A loop that has just started plans all queued jobs again. During this time, no job is granted anything until all
@@ -142,11 +141,10 @@ fn pending_requests<'a>(jobs: &'a [Arc<TrainJob>], ledger: &[Grant]) -> Vec<&'a 
 pub fn resized_grant<'a>(job: &TrainJob, ledger: &'a [Grant]) -> Option<&'a Grant> {
     let status = job.status.as_ref()?;
     let is_running = status.num_csx.is_some() && status.stop_time.is_none() && !status.is(ConditionType::Finished);
-    let is_resizable = status.resolved.as_ref().is_some_and(|record| resolved_version(record) > V1);
     let is_wanted = !is_deleted(job) && !job.spec.suspend && job.spec.num_csx as usize > status.systems.len();
     let is_its_grant =
         |grant: &&Grant| job.metadata.uid.as_ref() == Some(&grant.uid) && grant.systems == status.systems;
-    ledger.iter().find(is_its_grant).filter(|_| is_running && is_resizable && is_wanted)
+    ledger.iter().find(is_its_grant).filter(|_| is_running && is_wanted && has_flexible_agents(job))
 }
 
 /// Returns the capacity of an appliance.

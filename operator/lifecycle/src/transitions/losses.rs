@@ -322,7 +322,13 @@ pub fn is_removal_overdue(deadline: Timestamp, now: Timestamp) -> bool {
 }
 
 fn role_of(lost: &LostAgentStatus) -> Option<Role> {
-    lost.name.rsplit_once('-').and_then(|(role, _)| Role::from_name(role))
+    role_and_index(&lost.name).map(|(role, _)| role)
+}
+
+/// Parses the name of an agent, such as `cs2-1`.
+pub(super) fn role_and_index(name: &str) -> Option<(Role, u32)> {
+    let (role, index) = name.rsplit_once('-')?;
+    Some((Role::from_name(role)?, index.parse().ok()?))
 }
 
 /// Returns the loss that the end of an agent is.

@@ -14,7 +14,7 @@
 
 use millrace_crds::{Role, TrainJob, TrainJobStatus};
 
-use super::losses::LOST_GRACE_SECONDS;
+use super::losses::{LOST_GRACE_SECONDS, role_and_index};
 use super::{Decider, is_removal_overdue};
 use crate::ledger::HeldSystems;
 use crate::{JobCommand, JobEvent, LedgerEntry, ObservedAgent, ResizedAttempt};
@@ -72,11 +72,7 @@ impl Decider<'_> {
             });
         }
         self.status.lost_agents.retain(|lost| {
-            let agent = lost
-                .name
-                .rsplit_once('-')
-                .and_then(|(role, index)| Some((Role::from_name(role)?, index.parse().ok()?)));
-            agent.is_none_or(|(role, index)| is_one_of(&resized.agents, role, index))
+            role_and_index(&lost.name).is_none_or(|(role, index)| is_one_of(&resized.agents, role, index))
         });
         self.release_excess(&resized);
         self.resized_agents = Some(resized.agents);

@@ -1,6 +1,6 @@
 //! Injects faults and user requests.
 
-use millrace_engine::coordinator::{CoordinatorEvent, JobSize, RequiredAgents};
+use millrace_engine::coordinator::{CoordinatorEvent, RequiredAgents};
 use millrace_engine::types::{AgentId, Role};
 
 use super::Simulation;
@@ -42,7 +42,7 @@ impl Simulation<'_> {
             }
             Fault::Leave => self.remove_system(),
             Fault::Resize(systems) => return self.resize(systems),
-            Fault::RepeatSize => return self.command(self.resized()),
+            Fault::RepeatSize => return self.command(CoordinatorEvent::Resized(self.wanted)),
             Fault::CutStream(role) => {
                 let id = self.pick(|id| id.role == role);
                 if let Some(stream) = id.and_then(|id| self.agents.get(&id)?.stream) {
@@ -78,12 +78,7 @@ impl Simulation<'_> {
         }
         self.next_system = self.next_system.max(systems);
         self.history.coverage.resizes += 1;
-        self.command(self.resized())
-    }
-
-    fn resized(&self) -> CoordinatorEvent {
-        let RequiredAgents { systems, min_systems, activation_servers, .. } = self.wanted;
-        CoordinatorEvent::Resized(JobSize { systems, min_systems, activation_servers })
+        self.command(CoordinatorEvent::Resized(self.wanted))
     }
 
     /// Removes the agents beyond the required ones, if all of these exist and the coordinator does without the others.

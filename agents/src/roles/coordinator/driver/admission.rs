@@ -15,6 +15,7 @@ use millrace_emulator::numerics::Isa;
 use millrace_engine::coordinator::{Coordinator, CoordinatorEvent, RequiredAgents, ResumeState, StepProgress};
 use millrace_engine::message::ShardState;
 use millrace_engine::types::{AgentId, Role};
+use millrace_protocol::launch::AgentCounts;
 use millrace_protocol::proto;
 
 use super::super::checkpoint_writer::CheckpointWriter;
@@ -135,13 +136,7 @@ impl CoordinatorDriver {
         let note = check_profile(launch, compiled, start_point.profile.as_deref())?;
         self.checkpoint_writer =
             Some(Arc::new(CheckpointWriter::new(lock.clone(), compiled.clone(), note.into_iter().collect())));
-        let required = RequiredAgents {
-            systems: launch.agent_counts.systems as u32,
-            min_systems: launch.agent_counts.least_systems as u32,
-            shards: launch.agent_counts.shards as u32,
-            fan_out: launch.agent_counts.fan_out,
-            activation_servers: launch.agent_counts.activation_servers as u32,
-        };
+        let required = required_agents(&launch.agent_counts);
         let committed_step = committed.filter(|&step| step >= start_point.step);
         let step = committed_step.unwrap_or(start_point.step);
         let before = match committed_step {
@@ -201,5 +196,16 @@ impl CoordinatorDriver {
         let dir = self.lock.model_dir();
         let path = || dir.canonicalize().unwrap_or_else(|_| dir.to_owned()).to_string_lossy().into_owned();
         self.launch.job_uid.clone().unwrap_or_else(path)
+    }
+}
+
+/// Returns these numbers of agents as the state machine requires them.
+pub(super) const fn required_agents(counts: &AgentCounts) -> RequiredAgents {
+    RequiredAgents {
+        systems: counts.systems as u32,
+        min_systems: counts.least_systems as u32,
+        shards: counts.shards as u32,
+        fan_out: counts.fan_out,
+        activation_servers: counts.activation_servers as u32,
     }
 }

@@ -3,11 +3,12 @@
 //! that the job does without them.
 
 use millrace_emulator::time::nominal_placement;
-use millrace_engine::coordinator::{Coordinator, CoordinatorEvent, JobSize};
+use millrace_engine::coordinator::{Coordinator, CoordinatorEvent};
 use millrace_engine::types::AgentId;
 
 use super::super::journal::ResizeCommand;
 use super::CoordinatorDriver;
+use super::admission::required_agents;
 use crate::error::AgentError;
 
 impl CoordinatorDriver {
@@ -48,11 +49,7 @@ impl CoordinatorDriver {
             self.report_size();
             return self.admit_if_complete();
         }
-        self.handle_event(CoordinatorEvent::Resized(JobSize {
-            systems: new.systems as u32,
-            min_systems: new.least_systems as u32,
-            activation_servers: new.activation_servers as u32,
-        }))
+        self.handle_event(CoordinatorEvent::Resized(required_agents(&new)))
     }
 
     /// Reports the number of systems that the job is to use, unless other agents still take part.
