@@ -61,16 +61,16 @@ pub enum StoreError {
         /// The pending update's step.
         pending: u64,
     },
-    /// A partial sum has another length than the chunk.
-    #[error("a partial sum of chunk {chunk} does not have its {elements} elements")]
+    /// A partial sum or a copy has another length than the chunk.
+    #[error("data for chunk {chunk} do not have its {elements} elements")]
     WrongLength { chunk: ChunkId, elements: usize },
-    /// The chunk can't be saved as of the snapshot's step.
-    #[error("chunk {chunk} is at step {applied}, so the snapshot of step {step} can't include it")]
+    /// The chunk can't be read as of a step, for a snapshot or for another replica.
+    #[error("chunk {chunk} is at step {applied}, so it can't be read as of step {step}")]
     NotAtStep {
         chunk: ChunkId,
         /// Updates applied.
         applied: u64,
-        /// The snapshot's step.
+        /// The requested step.
         step: u64,
     },
     /// The snapshot was abandoned, or already has the chunk.
@@ -167,6 +167,29 @@ impl<A: ChunkOps> ChunkStore<A> {
     /// # Errors
     /// The chunk belongs to another shard, or an update was skipped.
     pub fn read<T>(&self, chunk: ChunkId, read: impl FnOnce(&mut A::ChunkData) -> T) -> Result<Option<T>, StoreError> {
+        let cell = self.read_cell(chunk)?;
+        Ok(cell.map(|mut cell| read(&mut cell.numbers)))
+    }
+
+    /// Reads `chunk` like [`ChunkStore::read`], if it has exactly `step` updates.
+    ///
+    /// # Errors
+    /// Those of [`ChunkStore::read`], and if the chunk is at another step.
+    pub fn read_at<T>(
+        &self,
+        chunk: ChunkId,
+        step: u64,
+        read: impl FnOnce(&mut A::ChunkData) -> T,
+    ) -> Result<Option<T>, StoreError> {
+        let Some(mut cell) = self.read_cell(chunk)? else { return Ok(None) };
+        if cell.applied != step {
+            return Err(StoreError::NotAtStep { chunk, applied: cell.applied, step });
+        }
+        Ok(Some(read(&mut cell.numbers)))
+    }
+
+    /// Returns `chunk` with all updates applied; `None` while it has to be copied for a snapshot and no copy is free.
+    fn read_cell(&self, chunk: ChunkId) -> Result<Option<MutexGuard<'_, ChunkCell<A>>>, StoreError> {
         let mut cell = self.lock_chunk(chunk)?;
         if let Some(record) = self.pending().filter(|record| record.step > cell.applied) {
             let applied = cell.applied;
@@ -181,7 +204,7 @@ impl<A: ChunkOps> ChunkStore<A> {
             }
             self.update(chunk, &mut cell, &record)?;
         }
-        Ok(Some(read(&mut cell.numbers)))
+        Ok(Some(cell))
     }
 
     fn update(&self, chunk: ChunkId, cell: &mut ChunkCell<A>, record: &CommitRecord) -> Result<(), StoreError> {

@@ -7,7 +7,7 @@ use millrace_emulator::plan::ChunkId;
 pub use millrace_outcome::FailureCause;
 use serde::{Deserialize, Serialize};
 
-use crate::types::{AgentId, CommitRecord, ComputeWork, Epoch, Iteration, LeafResult};
+use crate::types::{AgentId, CommitRecord, ComputeWork, Epoch, Iteration, LeafResult, PreparedStep};
 
 /// State of a shard, sent when it joins.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -19,11 +19,23 @@ pub struct ShardState {
     /// The newest commit it recorded.
     pub record: Option<CommitRecord>,
     /// The step whose gradients are complete but not committed yet.
-    pub prepared: Option<u64>,
+    pub prepared: Option<PreparedStep>,
+}
+
+impl ShardState {
+    /// Returns whether parameters with exactly `step` updates are loaded.
+    pub const fn is_at(&self, step: u64) -> bool {
+        self.loaded && self.committed == step
+    }
+
+    /// Returns whether `record` is the next commit and its gradients are complete.
+    pub fn can_commit(&self, record: &CommitRecord) -> bool {
+        self.loaded && self.committed + 1 == record.step && self.prepared == Some(record.prepared_step())
+    }
 }
 
 /// The source of a shard's parameters.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum ParameterSource {
     /// Initial values, a pure function of the job.
     Initial,
@@ -36,6 +48,17 @@ pub enum ParameterSource {
         /// The step to continue from.
         step: u64,
     },
+    /// Another replica of the same shard, which has applied exactly `step` updates and gets no further one meanwhile.
+    Replica {
+        /// The replica.
+        agent: AgentId,
+        /// Address of its data port.
+        address: String,
+        /// Its number of updates.
+        step: u64,
+        /// The newest commit, if one was recorded since its parameters were loaded.
+        record: Option<CommitRecord>,
+    },
 }
 
 impl ParameterSource {
@@ -43,7 +66,7 @@ impl ParameterSource {
     pub const fn step(&self) -> u64 {
         match self {
             Self::Initial => 0,
-            Self::Checkpoint { step, .. } => *step,
+            Self::Checkpoint { step, .. } | Self::Replica { step, .. } => *step,
         }
     }
 }
@@ -101,6 +124,11 @@ pub enum AgentReport {
     Loaded {
         /// State after loading.
         state: ShardState,
+    },
+    /// The parameters of another replica could not be copied (shards).
+    CopyFailed {
+        /// The reason, in one sentence.
+        reason: String,
     },
     /// Every link of this epoch is established.
     Linked { epoch: Epoch },

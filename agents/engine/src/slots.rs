@@ -112,6 +112,12 @@ impl SlotSequences {
         }
     }
 
+    /// Creates the sequences of a direction in which nothing is sent.
+    pub fn empty() -> Self {
+        let empty = SlotSequence { slots: Arc::new([]), rounds: 0 };
+        Self { train: empty.clone(), eval: empty }
+    }
+
     /// Returns the sequence for `task`.
     pub const fn for_kind(&self, task: IterationKind) -> &SlotSequence {
         if task.is_training() { &self.train } else { &self.eval }

@@ -1,7 +1,8 @@
 //! The state machine of a SwarmX node: copies each weight chunk to all children as it arrives, and joins the children's
 //! partial sums for its parent.
 //!
-//! The root has one parent link per MemoryX shard, other nodes have one parent link. Both directions follow the plan
+//! The root has one parent link per MemoryX agent, other nodes have one parent link. The root receives the weights of a
+//! shard from its first replica, and sends the sums to all of its replicas. Both directions follow the plan
 //! order strictly and are independent of each other: a slot moves when its frames have arrived and the next hop has
 //! credit. Queues are bounded by the granted windows.
 
@@ -70,6 +71,8 @@ pub struct SwarmX {
     plan: Arc<StreamPlan>,
     placement: Arc<Placement>,
     parents: Vec<Parent>,
+    /// Parent links of each shard's replicas; of a node below the root, its only link.
+    links_of_shard: Vec<Vec<usize>>,
     children: Vec<Child>,
     /// Whether the node sends partial sums up, per round.
     sends: Vec<bool>,
@@ -81,7 +84,13 @@ impl SwarmX {
     /// Creates the node at index `place` of the placement's swarm, with `window` slots per link and direction.
     pub fn new(plan: Arc<StreamPlan>, placement: Arc<Placement>, place: usize, epoch: Epoch, window: u64) -> Self {
         let node = &placement.swarm[place];
-        let links = if node.parent.is_none() { placement.shards as usize } else { 1 };
+        let is_root = node.parent.is_none();
+        let links_of_shard: Vec<Vec<usize>> = if is_root {
+            (0..placement.shards).map(|shard| placement.replicas(shard).collect()).collect()
+        } else {
+            vec![vec![0]]
+        };
+        let links = if is_root { placement.memoryx.len() } else { 1 };
         let parent =
             |_| Parent { frames: VecDeque::new(), window: ReceiveWindow::new(window), credit: SendCredit::default() };
         let child = |&child: &millrace_emulator::placement::SwarmChild| Child {
@@ -94,6 +103,7 @@ impl SwarmX {
             epoch,
             sends: (0..placement.rounds.len()).map(|round| !placement.swarm_nodes(place, round).is_empty()).collect(),
             parents: (0..links).map(parent).collect(),
+            links_of_shard,
             children: node.children.iter().map(child).collect(),
             down: SlotCursor::new(SlotSequences::new(&plan, &placement, Direction::Down, None)),
             up: SlotCursor::new(SlotSequences::new(&plan, &placement, Direction::Up, None)),
@@ -169,14 +179,14 @@ impl SwarmX {
         self.pump_up(out)
     }
 
-    /// Returns the parent link of a chunk.
-    fn link_of(&self, at: Slot) -> usize {
-        if self.parents.len() == 1 { 0 } else { self.placement.shard_of(at.chunk) as usize }
+    /// Returns the index in `links_of_shard` for a chunk.
+    fn shard_of(&self, at: Slot) -> usize {
+        if self.links_of_shard.len() == 1 { 0 } else { self.placement.shard_of(at.chunk) as usize }
     }
 
     fn pump_down(&mut self, out: &mut Vec<SwarmCommand>) -> Result<(), LinkError> {
         while let Some((iteration, at)) = self.down.next() {
-            let link = self.link_of(at);
+            let Some(&link) = self.links_of_shard[self.shard_of(at)].first() else { break };
             let ready = !self.parents[link].frames.is_empty() && self.children.iter().all(|c| c.credit.has_credit());
             if !ready {
                 break;
@@ -197,15 +207,19 @@ impl SwarmX {
     fn pump_up(&mut self, out: &mut Vec<SwarmCommand>) -> Result<(), LinkError> {
         while let Some((iteration, at)) = self.up.next() {
             let round = at.round as usize;
-            let link = self.link_of(at);
+            let shard = self.shard_of(at);
             let complete = self.children.iter().all(|child| child.frames.len() >= child.nodes[round].len());
             let sends = self.sends[round];
-            if !complete || (sends && !self.parents[link].credit.has_credit()) {
+            let has_credit = |&link: &usize| self.parents[link].credit.has_credit();
+            if !complete || (sends && !self.links_of_shard[shard].iter().all(has_credit)) {
                 break;
             }
             let sums = self.join(iteration, at, out)?;
+            let links = &self.links_of_shard[shard];
             if sends {
-                self.parents[link].credit.spend();
+                for &link in links {
+                    self.parents[link].credit.spend();
+                }
             }
             for (node, payload) in sums {
                 let key = FrameKey {
@@ -216,7 +230,8 @@ impl SwarmX {
                     chunk: at.chunk,
                     node,
                 };
-                out.push(SwarmCommand::Up(link, Frame::new(key, payload)));
+                let frame = Frame::new(key, payload);
+                out.extend(links.iter().map(|&link| SwarmCommand::Up(link, frame.clone())));
             }
             self.up.advance();
         }

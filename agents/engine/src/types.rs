@@ -173,6 +173,23 @@ pub struct CommitRecord {
     pub history: TrainingHistory,
 }
 
+impl CommitRecord {
+    /// Returns the step and the batch whose gradients it decides about.
+    pub const fn prepared_step(&self) -> PreparedStep {
+        PreparedStep { step: self.step, batch: self.step.saturating_sub(1) + self.history.skipped_batches }
+    }
+}
+
+/// A step whose gradients a shard has gathered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PreparedStep {
+    /// Counts from 1.
+    pub step: u64,
+    /// Number of its batch in the training data, from 0. A step that is repeated with another batch has other
+    /// gradients.
+    pub batch: u64,
+}
+
 /// Number of skipped batches, and means of loss and gradient norm, over the steps up to a commit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct TrainingHistory {

@@ -4,6 +4,7 @@
 //! * [`proto`]: control services and messages, generated from `proto/`.
 //! * [`codec`]: encodes the engine's frames and control messages as bytes.
 //! * [`packet`]: sends and receives frames and grants over the links of the data tree.
+//! * [`replica`]: the copy of a MemoryX shard that one replica sends to another.
 //! * [`transport`]: the HTTP/2 settings that both ends of every connection must share.
 //! * [`security`]: authenticates every connection.
 //! * [`journal`]: connects to the coordinator's journal and encodes its entries.
@@ -21,6 +22,7 @@ mod error_chain;
 pub mod journal;
 pub mod launch;
 pub mod packet;
+pub mod replica;
 pub mod samples;
 pub mod security;
 pub mod transport;

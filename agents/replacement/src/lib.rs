@@ -49,13 +49,13 @@ pub enum Necessity {
 }
 
 impl Necessity {
-    /// Returns the necessity of a lost agent of `role`, if `others` other agents of the role run. A job trains on
-    /// `min_systems` systems or more.
+    /// Returns the necessity of a lost agent of `role`, if `others` other agents can do its work: those of its role
+    /// that run, for MemoryX only the replicas of its shard. A job trains on `min_systems` systems or more.
     pub fn of(role: Role, others: usize, min_systems: usize) -> Self {
         let is_optional = match role {
             Role::Cs2 => others >= min_systems.max(1),
-            Role::SwarmX | Role::Activation => others > 0,
-            Role::Coordinator | Role::MemoryX => false,
+            Role::SwarmX | Role::Activation | Role::MemoryX => others > 0,
+            Role::Coordinator => false,
         };
         if is_optional { Self::Optional } else { Self::Required }
     }
@@ -187,7 +187,8 @@ mod tests {
             (Role::Cs2, 1, Required),
             (Role::SwarmX, 0, Required),
             (Role::Activation, 1, Optional),
-            (Role::MemoryX, 5, Required),
+            (Role::MemoryX, 1, Optional),
+            (Role::MemoryX, 0, Required),
             (Role::Coordinator, 0, Required),
         ] {
             assert_eq!(Necessity::of(role, others, 2), expected, "{role}");

@@ -141,7 +141,7 @@ impl AgentSpans {
     pub fn on_report(&self, report: &AgentReport) {
         let Some(mut open) = self.lock() else { return };
         match report {
-            AgentReport::Loaded { .. } => open.loading = None,
+            AgentReport::Loaded { .. } | AgentReport::CopyFailed { .. } => open.loading = None,
             AgentReport::Linked { .. } => open.connecting = None,
             AgentReport::Leaves { iteration, .. } => {
                 let step = open.step.as_mut();

@@ -17,8 +17,10 @@ const START_TIMEOUT: Duration = Duration::from_millis(2500);
 /// The running processes of an attempt, and the losses of each agent.
 #[derive(Debug)]
 pub struct Replacements {
-    /// Running processes of each role.
-    running: BTreeMap<Role, usize>,
+    /// Agents whose process runs.
+    running: BTreeSet<AgentId>,
+    /// Number of MemoryX shards.
+    shards: usize,
     /// Minimum number of systems with which training continues.
     least_systems: usize,
     losses: BTreeMap<AgentId, LossCount>,
@@ -30,9 +32,9 @@ impl Replacements {
     /// Creates the state of an attempt whose processes have all been started; without any but the coordinator if
     /// `others` is false.
     pub fn new(counts: &AgentCounts, others: bool) -> Self {
-        let count = |role| if others || role == Role::Coordinator { counts.of(role) } else { 0 };
         Self {
-            running: Role::ALL.into_iter().map(|role| (role, count(role))).collect(),
+            running: counts.agents().filter(|agent| others || agent.role == Role::Coordinator).collect(),
+            shards: counts.shards,
             least_systems: counts.least_systems,
             losses: BTreeMap::new(),
             unresponsive: BTreeSet::new(),
@@ -46,25 +48,34 @@ impl Replacements {
 
     /// Returns the number of running processes of `role`.
     pub fn running(&self, role: Role) -> usize {
-        self.running.get(&role).copied().unwrap_or_default()
+        self.running.iter().filter(|agent| agent.role == role).count()
     }
 
     /// Records that a process of `agent` was started; returns whether its predecessor was killed because it did not
     /// respond.
     pub fn on_started(&mut self, agent: AgentId) -> bool {
-        *self.running.entry(agent.role).or_default() += 1;
+        self.running.insert(agent);
         self.unresponsive.remove(&agent)
     }
 
     /// Records that a process of `agent` has ended.
     pub fn on_ended(&mut self, agent: AgentId) {
-        let running = self.running.entry(agent.role).or_default();
-        *running = running.saturating_sub(1);
+        self.running.remove(&agent);
+    }
+
+    /// Returns the number of running processes that can do the work of `agent`, see [`Necessity::of`].
+    fn running_substitutes(&self, agent: AgentId) -> usize {
+        let shard = |other: AgentId| other.index as usize % self.shards.max(1);
+        let is_substitute = |other: &&AgentId| {
+            let is_same_shard = other.role != Role::MemoryX || shard(**other) == shard(agent);
+            **other != agent && other.role == agent.role && is_same_shard
+        };
+        self.running.iter().filter(is_substitute).count()
     }
 
     /// Returns when the process of `agent`, which has ended after `uptime`, is replaced; `None` if it is given up.
     pub fn replace_after(&mut self, agent: AgentId, exit: ProcessExit, uptime: Duration) -> Option<Duration> {
-        let necessity = Necessity::of(agent.role, self.running(agent.role), self.least_systems);
+        let necessity = Necessity::of(agent.role, self.running_substitutes(agent), self.least_systems);
         let loss = exit.exit().map_or(Loss::Killed, Loss::Exited);
         match self.losses.entry(agent).or_default().on_loss(loss, necessity, uptime) {
             Consequence::Replace { after } => Some(after.max(loss.settling_time())),

@@ -8,11 +8,14 @@ use millrace_engine::message::{AgentCommand, AgentReport, EpochConfig};
 use millrace_engine::swarm::{LinkError, Neighbour, SwarmCommand, SwarmX};
 use millrace_engine::types::{AgentId, Epoch, Role};
 use millrace_protocol::codec::{self, LinkContext};
+use millrace_protocol::proto::replica_server::ReplicaServer;
+use millrace_protocol::security::AuthenticatedIncoming;
 use millrace_protocol::transport;
 use tokio::signal::unix::Signal;
 
 use super::RoleContext;
 use super::link_senders::{IterationSteps, LinkSenders};
+use super::memoryx::ReplicaService;
 use crate::control::client::{ComputeUsage, ControlSession, SessionEvent};
 use crate::control::job::CompiledJob;
 use crate::control::spans::{AgentSpans, StepPhase};
@@ -24,18 +27,17 @@ pub async fn run(context: RoleContext, terminate: Signal) -> Result<(), AgentErr
     let (listener, address) = context.listen().await?;
     let (mailbox, events) = LinkEventQueue::new();
     let settings = context.link_settings(events);
-    serve(listener, settings.clone());
+    serve(context.args.member.accept_data(listener), LinkService::new(settings.clone()), None);
     let session = context.join(address, None, terminate).await?;
     settings.job.send_replace(Some(LinkJob::of(&session.job)));
     SwarmDriver { context, session, settings, mailbox, node: None }.run().await
 }
 
-/// Serves the data port while the process lives.
-pub fn serve(listener: tokio::net::TcpListener, settings: LinkSettings) {
-    let incoming = settings.member.accept_data(listener);
-    let service = LinkService::new(settings);
+/// Serves the data port while the process lives: links, and copies of a MemoryX agent's parameters.
+pub fn serve(incoming: AuthenticatedIncoming, links: LinkService, replica: Option<ReplicaServer<ReplicaService>>) {
     tokio::spawn(async move {
-        if let Err(error) = transport::server().add_service(service).serve_with_incoming(incoming).await {
+        let server = transport::server().add_service(links).add_optional_service(replica);
+        if let Err(error) = server.serve_with_incoming(incoming).await {
             tracing::error!("the data port is no longer served: {error}");
         }
     });
@@ -205,7 +207,7 @@ fn neighbours(placement: &Placement, index: usize) -> (Vec<AgentId>, Vec<AgentId
     let swarm_agent = |index: usize| AgentId::new(Role::SwarmX, placement.swarm[index].id);
     let parents = match placement.swarm[index].parent {
         Some(parent) => vec![swarm_agent(parent)],
-        None => (0..placement.shards).map(|shard| AgentId::new(Role::MemoryX, shard)).collect(),
+        None => placement.memoryx.iter().map(|&id| AgentId::new(Role::MemoryX, id)).collect(),
     };
     let child = |child: &SwarmChild| match *child {
         SwarmChild::System(index) => AgentId::new(Role::Cs2, placement.systems[index].id),

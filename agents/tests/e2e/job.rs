@@ -47,6 +47,14 @@ impl<'a> Job<'a> {
         job
     }
 
+    /// Starts a job with model_dir `m` and two replicas of each shard, and all its agents.
+    pub fn with_replicas(place: &'a TestDir, max_steps: u64) -> Self {
+        write_launch_with(place, "m", max_steps, |launch| launch.agent_counts.replicas = 2);
+        let mut job = Self::launched(place, first_attempt(), &[]);
+        AGENTS.into_iter().chain(["memoryx-2", "memoryx-3"]).for_each(|agent| job.join(agent));
+        job
+    }
+
     /// Starts an attempt of the job `uid` with model_dir `m`, and all its agents.
     pub fn attempt(place: &'a TestDir, uid: &str, attempt: u32, max_steps: u64) -> Self {
         write_launch_with(place, "m", max_steps, |launch| {

@@ -97,6 +97,23 @@ fn terminated_shard_leaves_once_its_parameters_are_saved() {
     assert_undisturbed(&place, STEPS);
 }
 
+/// It saves nothing, because another replica has its parameters.
+#[test]
+fn terminated_replica_leaves_at_once() {
+    const STEPS: u64 = 300;
+    let place = place();
+    let mut job = Job::with_replicas(&place, STEPS);
+    for (step, agent) in [(20, "memoryx-1"), (60, "memoryx-2")] {
+        job.wait_for_step(step);
+        assert_eq!(job.terminate_agent(agent), Some(0));
+        job.join(agent);
+    }
+    let line = job.wait_for("Saved checkpoint");
+    assert!(line.trim_end().ends_with("_150"), "{line}");
+    assert_eq!(job.end(), Some(0));
+    assert_undisturbed(&place, STEPS);
+}
+
 /// In a pod, SIGTERM moves the coordinator; another one continues its attempt, as after a crash.
 #[test]
 fn coordinator_pod_leaves_its_attempt_to_another_one() {

@@ -11,6 +11,7 @@ const TOPOLOGY_VARIANTS: &[&str] = &[
     "train --num_csx 1 --appliance tiny.yaml",
     "train --num_csx 3 --appliance tiny.yaml --threads 2",
     "train_and_eval --num_csx 2",
+    "train_and_eval --num_csx 2 --num_wgt_servers 3 --appliance replicas.yaml",
     "train --num_csx 2 -p often.yaml",
 ];
 
@@ -24,6 +25,7 @@ fn matrix(mixed_precision: &str, tiny_wafer: &str) {
     place.write("tiny.yaml", format!("wafer: {{memoryBytes: {tiny_wafer}}}\n"));
     place.write("other.yaml", format!("wafer: {{memoryBytes: {tiny_wafer}}}\nlink: {{chunkBytes: 4KiB}}\n"));
     place.write("fan2.yaml", "swarmx: {fanOut: 2}\n");
+    place.write("replicas.yaml", "memoryx: {replicas: 2}\n");
 
     let plan = |flags: &str| -> serde_json::Value {
         serde_json::from_str(&place.succeed(&format!("plan -p params.yaml --json {flags}")).stdout).unwrap()

@@ -96,7 +96,7 @@ pub fn everything() -> Value {
                 "memoryBytes": "1GB", "memoryBandwidth": 1e15, "fabricBandwidth": 1e15, "cores": 1000, "clockHz": 1e9,
                 "peakFlops": 1e15, "utilisation": 0.5, "linkBytesPerS": 1e9,
             },
-            "memoryx": {"shards": 3, "memoryBytes": "64GB", "memoryBandwidth": 1e12},
+            "memoryx": {"shards": 3, "replicas": 2, "memoryBytes": "64GB", "memoryBandwidth": 1e12},
             "swarmx": {"fanOut": 2},
             "link": {"chunkBytes": "1MiB", "windowChunks": 2},
             "activationServers": 2,

@@ -185,6 +185,7 @@ fn machine_ranges(schema: &mut Schema) {
             ("systems", 1.0, 1024.0),
             ("wafer.utilisation", 0.0, 1.0),
             ("memoryx.shards", 1.0, 4096.0),
+            ("memoryx.replicas", 1.0, 3.0),
             ("swarmx.fanOut", 2.0, 4.0),
             ("swarmx.nodes", 1.0, 65_536.0),
             ("activationServers", 1.0, 4096.0),

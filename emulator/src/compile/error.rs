@@ -36,12 +36,12 @@ pub enum CompileError {
     GraphFile(String),
     /// More parameters than MemoryX can hold.
     #[error(
-        "the weights and optimizer states need {} of MemoryX's memory, but the appliance has {}",
+        "the weights and optimizer states need {} of MemoryX's memory, but the appliance has {} for a copy of them",
         format_bytes(*.needed), format_bytes(*.available)
     )]
     MemoryXTooSmall {
         needed: u64,
-        /// Bytes of all shards together.
+        /// Bytes for one replica of all shards.
         available: u64,
     },
     /// More parameters than the emulation can stream.

@@ -48,7 +48,7 @@ pub fn request(job: &JobSpec, graph: Graph, appliance: &MachineSpec) -> Result<C
         wafer_memory: appliance.wafer.memory_bytes,
         chunk_elements: chunk_elements(&appliance.link),
         window_chunks: appliance.link.window_chunks,
-        memoryx_memory: appliance.memoryx.memory_bytes,
+        memoryx_memory: appliance.memoryx.bytes_per_copy(),
         whole_tensor_state: whole_tensor_state(job),
     })
 }

@@ -62,7 +62,7 @@ pub struct CompileRequest {
     pub chunk_elements: usize,
     /// Chunks of weights in flight on the wafer, and the same number of chunks of gradients.
     pub window_chunks: usize,
-    /// Memory of all MemoryX shards of the modelled machine together, in bytes.
+    /// Memory of the modelled MemoryX for one replica of all shards, in bytes.
     pub memoryx_memory: u64,
     /// See [`StreamPlan::whole_tensor_state`].
     pub whole_tensor_state: Option<Vec<StateShape>>,

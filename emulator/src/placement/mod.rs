@@ -20,8 +20,10 @@ use crate::tree::{LeafTree, Node};
 
 /// Index of a system's agent, `cs2-<index>`.
 pub type SystemId = u32;
-/// Index of a MemoryX shard, `memoryx-<index>`.
+/// Index of a MemoryX shard: a fixed part of the chunks.
 pub type ShardId = u32;
+/// Index of a MemoryX agent, `memoryx-<index>`. With n shards it is a replica of shard `index % n`.
+pub type MemoryXId = u32;
 /// Index of a SwarmX agent, `swarmx-<index>`.
 pub type SwarmId = u32;
 /// Index of an activation server, `activation-<index>`.
@@ -34,6 +36,8 @@ pub struct PlacementMembers {
     pub systems: Vec<SystemId>,
     /// Number of MemoryX shards.
     pub shards: u32,
+    /// MemoryX agents, ascending; at least one for every shard.
+    pub memoryx: Vec<MemoryXId>,
     /// Available SwarmX agents. The tree uses as many as it needs.
     pub swarmx: Vec<SwarmId>,
     /// Maximum children of a SwarmX node, at least 2.
@@ -58,7 +62,7 @@ pub enum SwarmChild {
 pub struct SwarmNode {
     /// The agent.
     pub id: SwarmId,
-    /// Index of its parent in [`Placement::swarm`]; `None` for the root, which is connected to every shard.
+    /// Index of its parent in [`Placement::swarm`]; `None` for the root, which is connected to every MemoryX agent.
     pub parent: Option<usize>,
     /// Its children, leaves ascending.
     pub children: Vec<SwarmChild>,
@@ -105,6 +109,9 @@ pub struct Placement {
     pub swarm: Vec<SwarmNode>,
     /// Number of MemoryX shards.
     pub shards: u32,
+    /// MemoryX agents, ascending: one or more replicas of every shard. Each receives the sums of its shard's gradients,
+    /// and the first one of a shard sends its weights.
+    pub memoryx: Vec<MemoryXId>,
     /// Owners of whole groups; empty if the chunks of a group are divided among the shards.
     pub group_owners: Vec<GroupOwner>,
     /// Rounds of a training step.
@@ -121,9 +128,12 @@ pub struct Placement {
 pub enum PlacementError {
     #[error("no system is available")]
     NoSystems,
-    /// No MemoryX shard is available.
-    #[error("no MemoryX shard is available")]
-    NoShards,
+    /// A MemoryX shard has no agent.
+    #[error("no agent of MemoryX shard {shard} is available")]
+    NoReplica {
+        /// The shard.
+        shard: ShardId,
+    },
     #[error("no activation server is available")]
     NoActivationServers,
     /// A system would have no leaves.
@@ -201,16 +211,17 @@ impl Placement {
     /// Computes the placement of `plan` on `members`.
     ///
     /// # Errors
-    /// No system, no shard or no activation server is available, there are more systems than leaves, too many rounds,
-    /// or too few SwarmX agents.
+    /// No system, no agent of a shard or no activation server is available, there are more systems than leaves, too many
+    /// rounds, or too few SwarmX agents.
     pub fn new(plan: &StreamPlan, members: &PlacementMembers) -> Result<Self, PlacementError> {
         let systems = members.systems.len();
         let leaves = plan.leaves.count;
         if systems == 0 {
             return Err(PlacementError::NoSystems);
         }
-        if members.shards == 0 {
-            return Err(PlacementError::NoShards);
+        let has_replica = |shard: &ShardId| members.memoryx.iter().any(|id| id % members.shards == *shard);
+        if let Some(shard) = (0..members.shards.max(1)).find(|shard| members.shards == 0 || !has_replica(shard)) {
+            return Err(PlacementError::NoReplica { shard });
         }
         let servers = &members.activation_servers;
         if servers.is_empty() {
@@ -237,6 +248,7 @@ impl Placement {
             systems: members.systems.iter().enumerate().map(place_system).collect(),
             swarm,
             shards: members.shards,
+            memoryx: members.memoryx.clone(),
             group_owners: group_owners(plan, members.shards),
             rounds: rounds(leaves, systems, plan.leaves_per_round),
             eval_rounds: rounds(plan.eval_leaves.count, systems, plan.leaves_per_round),
@@ -247,6 +259,18 @@ impl Placement {
     /// Returns the shard that owns `chunk`.
     pub fn shard_of(&self, chunk: ChunkId) -> ShardId {
         owner_of_chunk(&self.group_owners, self.shards, chunk)
+    }
+
+    /// Returns the replicas of `shard` by their indices in [`Placement::memoryx`]. The first one sends the weights.
+    pub fn replicas(&self, shard: ShardId) -> impl Iterator<Item = usize> {
+        let shards = self.shards.max(1);
+        self.memoryx.iter().enumerate().filter_map(move |(index, id)| (id % shards == shard).then_some(index))
+    }
+
+    /// Returns whether a MemoryX agent sends the weights of its shard.
+    pub fn sends_weights(&self, agent: MemoryXId) -> bool {
+        let first = self.replicas(agent % self.shards.max(1)).next();
+        first.is_some_and(|index| self.memoryx[index] == agent)
     }
 
     /// Returns the partial sums that the system at index `index` sends for every chunk of `round`.

@@ -75,7 +75,8 @@ fn activation_servers_are_shared_evenly_or_one_each() {
         for servers in 1..=10 {
             let (systems, swarmx) = ((0..systems).collect::<Vec<_>>(), (0..9).collect());
             let activation_servers = (3..3 + servers).collect();
-            let members = PlacementMembers { systems, shards: 1, swarmx, fan_out: 4, activation_servers };
+            let members =
+                PlacementMembers { systems, shards: 1, memoryx: vec![0], swarmx, fan_out: 4, activation_servers };
             let placement = Placement::new(&plan, &members).unwrap();
             let mut served = vec![0; servers as usize];
             placement.systems.iter().for_each(|system| served[system.activation as usize - 3] += 1);

@@ -101,6 +101,8 @@ pub struct PlacementReport {
     pub swarmx: usize,
     /// Number of MemoryX shards.
     pub shards: u32,
+    /// Number of MemoryX agents: the replicas of all shards.
+    pub memoryx: usize,
     /// Rounds of a training step.
     pub rounds: usize,
     /// Rounds of an evaluation step.
@@ -154,6 +156,7 @@ impl PlacementReport {
             systems: placement.systems.len() as u32,
             swarmx: placement.swarm.len(),
             shards: placement.shards,
+            memoryx: placement.memoryx.len(),
             rounds: placement.rounds.len(),
             eval_rounds: placement.eval_rounds.len(),
         }

@@ -15,7 +15,7 @@ pub const PROCESS_OVERHEAD_BYTES: u64 = 32 << 20;
 /// Bytes per agent of each role. Host bytes count data only; add [`PROCESS_OVERHEAD_BYTES`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RoleBytes {
-    /// All MemoryX shards together.
+    /// All MemoryX agents together.
     pub memoryx: u64,
     /// Each shard.
     pub memoryx_shards: Vec<u64>,
@@ -34,7 +34,7 @@ impl RoleBytes {
     pub fn new(plan: &StreamPlan, placement: &Placement, link: &LinkSpec) -> Self {
         let memoryx_shards = shard_bytes(plan, placement);
         Self {
-            memoryx: memoryx_shards.iter().sum(),
+            memoryx: placement.memoryx.iter().map(|id| memoryx_shards[(id % placement.shards) as usize]).sum(),
             memoryx_shards,
             swarmx: swarm_bytes(placement, link),
             activation: activation_bytes(plan, placement),
@@ -43,11 +43,11 @@ impl RoleBytes {
         }
     }
 
-    /// Returns the memory of all processes of a run: the coordinator, and the shards, SwarmX nodes and systems of
-    /// `placement` with one activation server per system.
+    /// Returns the memory of all processes of a run: the coordinator, and the MemoryX agents, SwarmX nodes and
+    /// systems of `placement` with one activation server per system.
     pub fn on_host(&self, placement: &Placement) -> u64 {
         let (systems, swarmx) = (placement.systems.len() as u64, placement.swarm.len() as u64);
-        let processes = 1 + u64::from(placement.shards) + swarmx + 2 * systems;
+        let processes = 1 + placement.memoryx.len() as u64 + swarmx + 2 * systems;
         let of_systems = systems.saturating_mul(self.cs2.host.total().saturating_add(self.activation));
         self.process
             .saturating_mul(processes)

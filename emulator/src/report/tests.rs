@@ -107,7 +107,7 @@ fn host_memory_is_sum_of_processes() {
     let report = PlanReport::new(&plan, &appliance, 2).unwrap();
     let (bytes, placement) = (&report.bytes, &report.placement);
     // Two systems with an activation server each, the coordinator, shards and SwarmX nodes.
-    let processes = 5 + u64::from(placement.shards) + placement.swarmx as u64;
+    let processes = 5 + placement.memoryx as u64 + placement.swarmx as u64;
     let data = bytes.memoryx + bytes.swarmx * placement.swarmx as u64 + 2 * (bytes.cs2.host.total() + bytes.activation);
     assert_eq!(report.host_bytes, processes * PROCESS_OVERHEAD_BYTES + data);
     assert_eq!(report.host_work.flops, report.step_flops + report.recompute_flops);

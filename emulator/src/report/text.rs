@@ -37,13 +37,15 @@ impl PlanReport {
             self.tree_depth
         )?;
         let placement = &self.placement;
+        let replicas = placement.memoryx / placement.shards.max(1) as usize;
         writeln!(
             f,
-            "  placement       {} of at most {} systems, {} SwarmX, {} MemoryX; {}, at most {} of {} leaves a system at once",
+            "  placement       {} of at most {} systems, {} SwarmX, {} MemoryX{}; {}, at most {} of {} leaves a system at once",
             placement.systems,
             self.largest_num_csx,
             placement.swarmx,
-            placement.shards,
+            placement.memoryx,
+            if replicas > 1 { format!(" ({replicas} replicas)") } else { String::new() },
             pluralize(placement.rounds, "round"),
             self.leaves_per_round,
             leaves.count

@@ -40,7 +40,8 @@ impl Traffic {
 /// Computes the traffic of `plan` under `placement`.
 ///
 /// Down: each slot once over the link from MemoryX to the root (all shards together), over each link between SwarmX
-/// nodes and over each link to a system. Up: each slot once for every partial sum of the sender.
+/// nodes and over each link to a system. Up: each slot once for every partial sum of the sender; from the root once for
+/// every replica.
 pub fn traffic(plan: &StreamPlan, placement: &Placement) -> Traffic {
     let links = (placement.swarm.len() + placement.systems.len()) as u64;
     let down = |slots: &[DownSlot], rounds: usize| {
@@ -49,9 +50,13 @@ pub fn traffic(plan: &StreamPlan, placement: &Placement) -> Traffic {
     };
     let up: u64 = plan.up.iter().map(|slot| plan.chunks[slot.chunk].elements as u64).sum();
     let (mut sums, mut max_partial_sums) = (0u64, 0);
+    let replicas = placement.memoryx.len() as u64 / u64::from(placement.shards.max(1));
     for round in 0..placement.rounds.len() {
         let systems = (0..placement.systems.len()).map(|index| placement.system_nodes(index, round).len());
         let swarm = (0..placement.swarm.len()).map(|index| placement.swarm_nodes(index, round).len());
+        // The root, which is the first node, sends each sum to every replica of its shard.
+        let of_root = placement.swarm.first().map_or(0, |_| placement.swarm_nodes(0, round).len() as u64);
+        sums += of_root * replicas.saturating_sub(1);
         for count in systems.chain(swarm) {
             sums += count as u64;
             max_partial_sums = max_partial_sums.max(count as u32);

@@ -211,6 +211,7 @@ pub fn nominal_placement(
     let members = PlacementMembers {
         systems: (0..systems).collect(),
         shards: appliance.memoryx.shards as u32,
+        memoryx: (0..(appliance.memoryx.shards * appliance.memoryx.replicas) as u32).collect(),
         swarmx: (0..swarm_nodes(systems as usize, fan_out) as u32).collect(),
         fan_out,
         activation_servers: (0..systems).collect(),

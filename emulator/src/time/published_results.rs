@@ -150,7 +150,7 @@ impl PublishedResult {
             wafer_memory: appliance.wafer.memory_bytes,
             chunk_elements: DEFAULT_CHUNK_ELEMENTS,
             window_chunks: appliance.link.window_chunks,
-            memoryx_memory: appliance.memoryx.memory_bytes,
+            memoryx_memory: appliance.memoryx.bytes_per_copy(),
             whole_tensor_state: None,
         })
         .ok()

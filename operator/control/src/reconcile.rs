@@ -241,6 +241,7 @@ async fn dereference<W: World>(
         agents_refused: control.plan_cache.unsupported_agents(job),
         largest_num_csx: plan.map(|planned| planned.needs.largest_num_csx),
         desired_agents: plan.map(|planned| planned.needs.wanted.clone()).unwrap_or_default(),
+        memoryx_shards: plan.map_or(0, |planned| planned.needs.memoryx_shards),
     };
     Ok(Dereferenced { uid, found_agents, cluster, observed })
 }

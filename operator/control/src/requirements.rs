@@ -23,7 +23,9 @@ pub struct ResourceRequirements {
     /// The same for any number of systems: the attempt may lose some, or be resized. Fewer systems have more leaves
     /// each.
     pub max_bytes: BTreeMap<Role, u64>,
-    /// Bytes of MemoryX, of all shards together.
+    /// Number of MemoryX shards; agent n holds shard n modulo this number.
+    pub memoryx_shards: u32,
+    /// Bytes of all MemoryX agents together.
     pub memoryx_bytes: u64,
     /// Nodes of the SwarmX tree.
     pub swarmx_nodes: u32,
@@ -70,6 +72,7 @@ pub(crate) fn requirements_of_plan(
     let bytes = RoleBytes::new(plan, &placement, &appliance.link);
     let projection = project_step(plan, appliance, systems).map_err(InvalidJob::Placement)?;
     let shards = job.memoryx_shards(appliance) as u32;
+    let replicas = appliance.memoryx.replicas as u32;
     let fan_out = u32::try_from(appliance.swarmx.fan_out).unwrap_or(u32::MAX);
     let swarmx = swarm_nodes(systems as usize, fan_out) as u32;
     let largest_num_csx = largest_num_csx(job);
@@ -83,13 +86,14 @@ pub(crate) fn requirements_of_plan(
     Ok(ResourceRequirements {
         wanted: vec![
             (Role::Coordinator, 1),
-            (Role::MemoryX, shards),
+            (Role::MemoryX, shards * replicas),
             (Role::SwarmX, swarmx),
             (Role::Activation, systems),
             (Role::Cs2, systems),
         ],
         bytes: process_bytes(&bytes),
         max_bytes,
+        memoryx_shards: shards,
         memoryx_bytes: bytes.memoryx,
         swarmx_nodes: swarmx,
         largest_num_csx,

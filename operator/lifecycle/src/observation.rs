@@ -46,6 +46,8 @@ pub struct JobObservation {
     /// Number of agents of each role in the current attempt, or without one in an attempt on `spec.numCsx` systems;
     /// empty if `resolution` is an error or `None`.
     pub desired_agents: Vec<(Role, u32)>,
+    /// Number of MemoryX shards of the same plan; agent n holds shard n modulo this number.
+    pub memoryx_shards: u32,
 }
 
 /// An attempt on another number of systems, or the same.

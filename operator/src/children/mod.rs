@@ -3,6 +3,7 @@
 //! * Children are built from an [`AttemptContext`] alone, without a client, so that a test can check all of them.
 //! * Their names and labels are those of [`millrace_cluster::names`].
 
+mod affinity;
 mod claim;
 mod fetcher;
 mod identity;

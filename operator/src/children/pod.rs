@@ -20,6 +20,7 @@ use millrace_protocol::launch::{
 use millrace_protocol::security::Protection;
 use millrace_telemetry::logs::LogFormat;
 
+use super::affinity::apart_from_replicas;
 use super::loader::{LOADER_DIR, add_loader};
 use super::mounts::Mounts;
 use super::resources::resources;
@@ -74,6 +75,7 @@ fn pod(attempt: &AttemptContext<'_>, role: Role, index: u32) -> Pod {
             termination_grace_period_seconds: Some(grace),
             priority_class_name: priority_class(attempt),
             tolerations: Some(tolerations(attempt)),
+            affinity: apart_from_replicas(attempt, role, index),
             ..base_pod_spec(attempt.cluster)
         }),
         ..Pod::default()

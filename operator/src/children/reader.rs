@@ -4,8 +4,8 @@
 use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::{
-    Affinity, Container, PersistentVolumeClaimVolumeSource, Pod, PodAffinity, PodAffinityTerm, PodSpec, Probe, Secret,
-    SecretVolumeSource, TCPSocketAction, Volume, VolumeMount, WeightedPodAffinityTerm,
+    Container, PersistentVolumeClaimVolumeSource, Pod, PodSpec, Probe, Secret, SecretVolumeSource, TCPSocketAction,
+    Volume, VolumeMount,
 };
 use k8s_openapi::api::networking::v1::{NetworkPolicy, NetworkPolicyIngressRule, NetworkPolicyPort, NetworkPolicySpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, LabelSelectorRequirement, ObjectMeta};
@@ -13,10 +13,11 @@ use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use kube::{Resource, ResourceExt};
 use millrace_cluster::address::ports;
 use millrace_cluster::credentials::credentials_secret;
-use millrace_cluster::names::{FIELD_MANAGER, JOB_UID_LABEL, ROLE_LABEL};
-use millrace_crds::{ApplianceSpec, FileReader, FileReaderSpec, Role};
+use millrace_cluster::names::FIELD_MANAGER;
+use millrace_crds::{ApplianceSpec, FileReader, FileReaderSpec};
 use millrace_protocol::security::Credentials;
 
+use super::affinity::near_coordinator;
 use super::mounts::Mounts;
 use super::network_policy::followers;
 use super::pod::{base_pod_spec, container_security, pull_policy};
@@ -68,7 +69,7 @@ impl ReaderPod<'_> {
                 containers: vec![self.container(mounts.mounts)],
                 volumes: Some(mounts.volumes),
                 termination_grace_period_seconds: Some(2),
-                affinity: Some(self.job_affinity()),
+                affinity: Some(near_coordinator(&self.request.spec.job_uid)),
                 tolerations: Some(self.cluster.tolerations.clone()),
                 ..base_pod_spec(self.cluster)
             }),
@@ -126,28 +127,6 @@ impl ReaderPod<'_> {
             resources: Some(reader_resources()),
             termination_message_policy: Some("FallbackToLogsOnError".to_owned()),
             ..Container::default()
-        }
-    }
-
-    /// Prefers the node of the job's coordinator, if one runs, because storage may be mountable on one node at a time
-    /// only.
-    fn job_affinity(&self) -> Affinity {
-        let coordinator = [
-            (JOB_UID_LABEL.to_owned(), self.request.spec.job_uid.clone()),
-            (ROLE_LABEL.to_owned(), Role::Coordinator.to_string()),
-        ];
-        let term = PodAffinityTerm {
-            label_selector: Some(LabelSelector { match_labels: Some(coordinator.into()), ..LabelSelector::default() }),
-            topology_key: "kubernetes.io/hostname".to_owned(),
-            ..PodAffinityTerm::default()
-        };
-        let preferred = WeightedPodAffinityTerm { pod_affinity_term: term, weight: 100 };
-        Affinity {
-            pod_affinity: Some(PodAffinity {
-                preferred_during_scheduling_ignored_during_execution: Some(vec![preferred]),
-                ..PodAffinity::default()
-            }),
-            ..Affinity::default()
         }
     }
 }

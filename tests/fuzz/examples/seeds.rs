@@ -8,10 +8,11 @@ use millrace_emulator::plan::{Encoding, PlanHash};
 use millrace_emulator::tree::Node;
 use millrace_engine::frame::{Frame, FrameKey};
 use millrace_engine::message::{AgentCommand, AgentReport, ParameterSource, ShardState, SnapshotRequest};
-use millrace_engine::types::{CommitRecord, Epoch, TrainingHistory};
+use millrace_engine::types::{AgentId, CommitRecord, Epoch, PreparedStep, Role, TrainingHistory};
 use millrace_protocol::codec::{LinkContext, encode, pack};
 use millrace_protocol::packet::Packet;
-use millrace_protocol::proto;
+use millrace_protocol::proto::{self, ChunkPart};
+use millrace_protocol::samples::Checked;
 use prost::Message;
 
 const EPOCH: Epoch = Epoch { attempt: 1, number: 2 };
@@ -33,6 +34,10 @@ fn main() -> std::io::Result<()> {
     write("frame", "sparse", &sparse)?;
     write("packets", "two", &[&[7][..], &whole(&f32), &whole(&bf16)].concat())?;
     write("packets", "grants", &[&[3][..], &Packet::grant(3).head, &Packet::grant(5).head].concat())?;
+    let parts = [(0, 8), (3, 12), (3, 4)].map(|(chunk, bytes)| {
+        ChunkPart { chunk, elements: vec![1; bytes].into(), checksum: 0 }.sealed().encode_length_delimited_to_vec()
+    });
+    write("copy", "whole", &parts.concat())?;
     let history = TrainingHistory { skipped_batches: 2, steps: 3, mean_loss: 2.5, mean_norm: 1.5 };
     let record = CommitRecord { step: 3, scale: 1.0, learning_rate: 0.5, loss: 2.0, norm: 1.0, tokens: 32, history };
     let orders = [
@@ -44,6 +49,15 @@ fn main() -> std::io::Result<()> {
                 step: 2,
             }),
         ),
+        (
+            "load_replica",
+            AgentCommand::Load(ParameterSource::Replica {
+                agent: AgentId::new(Role::MemoryX, 2),
+                address: "10.0.0.1:9000".to_owned(),
+                step: 3,
+                record: Some(record),
+            }),
+        ),
         ("commit", AgentCommand::Commit { record }),
         ("snapshot", AgentCommand::Snapshot(SnapshotRequest { step: 4, path: "m/checkpoint_4.partial".to_owned() })),
         ("finish", AgentCommand::Finish),
@@ -51,7 +65,12 @@ fn main() -> std::io::Result<()> {
     for (name, order) in &orders {
         write("control", name, &encode(order))?;
     }
-    let state = ShardState { loaded: true, committed: 3, record: Some(record), prepared: Some(4) };
+    let state = ShardState {
+        loaded: true,
+        committed: 3,
+        record: Some(record),
+        prepared: Some(PreparedStep { step: 4, batch: 5 }),
+    };
     let reports = [
         ("loaded", AgentReport::Loaded { state }),
         ("linked", AgentReport::Linked { epoch: EPOCH }),

@@ -21,7 +21,7 @@ pub mod mutate;
 /// A target: its name, which is also its directory in `corpus/`, and the function that is run with an input.
 pub type Target = (&'static str, fn(&[u8]));
 
-pub const TARGETS: [Target; 31] = [
+pub const TARGETS: [Target; 32] = [
     ("params", cluster::params),
     ("trainjob", cluster::trainjob),
     ("record", cluster::record),
@@ -32,6 +32,7 @@ pub const TARGETS: [Target; 31] = [
     ("role_command", wire::role_command),
     ("frame", wire::frame),
     ("packets", wire::packets),
+    ("copy", wire::copy),
     ("control", wire::control),
     ("entry", wire::entry),
     ("journal", disk::journal),

@@ -16,6 +16,8 @@ use millrace_engine::message::{AgentCommand, AgentReport, ShardState};
 use millrace_protocol::codec::{self, HEADER_BYTES};
 use millrace_protocol::launch::{FetchDocument, FetchedFile, LaunchDocument, RoleCommand, V1};
 use millrace_protocol::packet::{Packet, PacketReader};
+use millrace_protocol::replica::CopyReader;
+use millrace_protocol::samples::Checked;
 use millrace_protocol::{journal, proto};
 use prost::Message;
 use serde::Serialize;
@@ -126,6 +128,20 @@ pub fn packets(bytes: &[u8]) {
         let mut grants = body();
         while let Ok(Some(_)) = grants.grant().await {}
     });
+}
+
+/// Reads the copy of a shard, whose parts follow each other with their lengths. Each part is taken as it is and, to get
+/// past the checksum, with its own.
+pub fn copy(mut bytes: &[u8]) {
+    let chunks = [(0, 8), (3, 16)];
+    let mut readers = [CopyReader::new(chunks), CopyReader::new(chunks)];
+    while let Ok(part) = proto::ChunkPart::decode_length_delimited(&mut bytes) {
+        for (reader, part) in readers.iter_mut().zip([part.clone(), part.sealed()]) {
+            if let Ok(Some((chunk, bytes))) = reader.take(&part) {
+                assert!(chunks.contains(&(chunk, bytes.len())), "chunk {chunk} of {} bytes", bytes.len());
+            }
+        }
+    }
 }
 
 /// Decodes control messages of both directions. Encoded bytes are compared instead of values, because floats may be

@@ -8,7 +8,7 @@
 use std::collections::BTreeSet;
 use std::fmt;
 
-use crate::message::{AgentCommand, ChunkDigests, FailureCause, SnapshotRequest};
+use crate::message::{AgentCommand, ChunkDigests, FailureCause, ShardState, SnapshotRequest};
 use crate::types::{AgentId, CommitRecord, Epoch, TrainingHistory};
 
 use super::{Coordinator, CoordinatorCommand, NextAction, Phase, RunOutcome};
@@ -68,29 +68,30 @@ impl Coordinator {
             epoch: self.epoch,
             digests: vec![None; self.plan.chunks.len()],
             snapshot: None,
-            waiting: self.shards().collect(),
+            waiting: self.snapshot_writers(),
             failed: None,
         });
         out.push(CoordinatorCommand::StageCheckpoint { step: self.step });
     }
 
     pub(super) fn on_staged(&mut self, snapshot: SnapshotRequest, out: &mut Vec<CoordinatorCommand>) {
-        // A shard that has lost its parameters meanwhile has nothing to write: the checkpoint is abandoned.
-        let is_loaded = |shard: &AgentId| self.members.get(shard).is_some_and(|member| member.state.loaded);
-        let shards: Vec<AgentId> = self.shards().filter(is_loaded).collect();
+        // Replicas may have been lost since the checkpoint began.
+        let writers = self.snapshot_writers();
         let Some(checkpoint) = self.checkpoint.as_mut().filter(|checkpoint| checkpoint.step == snapshot.step) else {
             return;
         };
-        out.extend(
-            shards.iter().map(|&shard| CoordinatorCommand::Send(shard, AgentCommand::Snapshot(snapshot.clone()))),
-        );
-        checkpoint.snapshot = Some(snapshot);
+        checkpoint.waiting = writers.clone();
+        checkpoint.snapshot = Some(snapshot.clone());
+        // A shard that has lost its parameters has nothing to write: the checkpoint is abandoned.
+        let is_loaded = |writer: &AgentId| self.members.get(writer).is_some_and(|member| member.state.loaded);
+        let writers = writers.into_iter().filter(is_loaded);
+        out.extend(writers.map(|writer| CoordinatorCommand::Send(writer, AgentCommand::Snapshot(snapshot.clone()))));
     }
 
-    /// Returns the snapshot command that a disconnected shard may have missed.
-    pub(super) fn missed_snapshot_command(&self, shard: AgentId) -> Option<AgentCommand> {
-        let checkpoint = self.checkpoint.as_ref().filter(|checkpoint| checkpoint.waiting.contains(&shard))?;
-        checkpoint.snapshot.clone().map(AgentCommand::Snapshot)
+    /// Returns the snapshot that a disconnected agent has to write, if any.
+    pub(super) fn missed_snapshot(&self, agent: AgentId) -> Option<SnapshotRequest> {
+        let checkpoint = self.checkpoint.as_ref().filter(|checkpoint| checkpoint.waiting.contains(&agent))?;
+        checkpoint.snapshot.clone()
     }
 
     /// Returns the checkpoint if it is waiting for this report of `agent`; `None` for another checkpoint or a repeated
@@ -127,6 +128,30 @@ impl Coordinator {
     ) {
         let Some(checkpoint) = self.checkpoint_awaiting(agent, snapshot) else { return };
         checkpoint.failed.get_or_insert(WriteFailure { agent, reason, cause });
+        self.finish_checkpoint(out);
+    }
+
+    /// Abandons the parts of a checkpoint whose writer is lost, if the run continues with another replica of the shard.
+    pub(super) fn fail_lost_snapshot_parts(&mut self, out: &mut Vec<CoordinatorCommand>) {
+        let Some(checkpoint) = self.checkpoint.as_ref().filter(|checkpoint| checkpoint.snapshot.is_some()) else {
+            return;
+        };
+        let holds_step = |state: ShardState| state.loaded && state.committed >= checkpoint.step;
+        let is_writing = |writer: &AgentId| self.members.get(writer).is_some_and(|member| holds_step(member.state));
+        let is_lost = |writer: &&AgentId| !is_writing(writer) && self.has_other_replica(**writer);
+        let lost: Vec<AgentId> = checkpoint.waiting.iter().filter(is_lost).copied().collect();
+        lost.into_iter().for_each(|writer| self.fail_snapshot_part(writer, out));
+    }
+
+    /// Abandons the part of a checkpoint that `agent` is writing, if any: it is lost, or about to load other
+    /// parameters.
+    pub(super) fn fail_snapshot_part(&mut self, agent: AgentId, out: &mut Vec<CoordinatorCommand>) {
+        let Some(checkpoint) = &mut self.checkpoint else { return };
+        if checkpoint.snapshot.is_none() || !checkpoint.waiting.remove(&agent) {
+            return;
+        }
+        let reason = format!("{agent} was lost while it wrote its part");
+        checkpoint.failed.get_or_insert(WriteFailure { agent, reason, cause: FailureCause::Other });
         self.finish_checkpoint(out);
     }
 

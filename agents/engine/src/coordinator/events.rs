@@ -21,6 +21,8 @@ pub struct RequiredAgents {
     pub min_systems: u32,
     /// Number of MemoryX shards.
     pub shards: u32,
+    /// Number of MemoryX agents that hold each shard; the run continues with one.
+    pub replicas: u32,
     /// Maximum children of a SwarmX node.
     pub fan_out: u32,
     /// Maximum number of activation servers; the run continues with one.
@@ -33,7 +35,7 @@ impl RequiredAgents {
     pub fn contains(&self, agent: AgentId) -> bool {
         let count = match agent.role {
             Role::Coordinator => 1,
-            Role::MemoryX => self.shards,
+            Role::MemoryX => self.shards.saturating_mul(self.replicas),
             Role::SwarmX => u32::try_from(swarm_nodes(self.systems as usize, self.fan_out)).unwrap_or(u32::MAX),
             Role::Activation => self.activation_servers.max(1),
             Role::Cs2 => self.systems,

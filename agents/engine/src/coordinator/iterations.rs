@@ -2,10 +2,12 @@
 
 use std::collections::BTreeSet;
 
-use crate::message::{AgentCommand, FailureCause};
+use millrace_emulator::placement::ShardId;
+
+use crate::message::{AgentCommand, FailureCause, ShardState};
 use crate::types::{AgentId, CommitRecord, Iteration, IterationKind, LeafResult, add_metrics};
 
-use super::membership::is_placed;
+use super::membership::{is_placed, memoryx_agents};
 use super::run_policy::{LeafTable, LossScaling, NextAction, StepProgress, gradient_scale};
 use super::spikes::Spike;
 use super::{Coordinator, CoordinatorCommand, Evaluation, Phase, RunOutcome};
@@ -24,13 +26,13 @@ pub(super) struct EvaluationInProgress {
     loss_sum: f64,
 }
 
-/// A commit that some shards have not recorded yet.
+/// A commit that no replica of some shards has recorded yet.
 #[derive(Debug)]
 pub(super) struct PendingCommit {
     pub(super) record: CommitRecord,
     /// Sums of the metrics of the model's graph.
     metrics: Vec<f64>,
-    waiting: BTreeSet<AgentId>,
+    waiting: BTreeSet<ShardId>,
 }
 
 impl Coordinator {
@@ -177,7 +179,9 @@ impl Coordinator {
         let (Some(total), IterationKind::Train { step, .. }) = (current.leaves.sum(), current.iteration.task) else {
             return;
         };
-        if !self.shards().all(|shard| current.prepared.contains(&shard)) {
+        let replicas: BTreeSet<AgentId> =
+            self.placement.iter().flat_map(|placement| memoryx_agents(placement)).collect();
+        if !replicas.is_subset(&current.prepared) {
             return;
         }
         let norms: Option<Vec<f64>> = current.norms.iter().copied().collect();
@@ -205,29 +209,44 @@ impl Coordinator {
         };
         self.current = None;
         self.failures.clear();
-        self.issue_commit(record, total.metrics, out);
+        self.issue_commit(record, total.metrics, &replicas, out);
     }
 
-    /// Issues a commit that every shard must record. A disconnected shard receives it when it joins again. `metrics` are
-    /// sums of the metrics of the model's graph, as far as they are known.
-    pub(super) fn issue_commit(&mut self, record: CommitRecord, metrics: Vec<f64>, out: &mut Vec<CoordinatorCommand>) {
-        let here = self.shards().filter(|shard| self.members.contains_key(shard));
-        out.extend(here.map(|shard| CoordinatorCommand::Send(shard, AgentCommand::Commit { record })));
+    /// Issues a commit that a replica of every shard must record, to these `replicas`. A disconnected one receives it
+    /// when it joins again. `metrics` are sums of the metrics of the model's graph, as far as they are known.
+    pub(super) fn issue_commit(
+        &mut self,
+        record: CommitRecord,
+        metrics: Vec<f64>,
+        replicas: &BTreeSet<AgentId>,
+        out: &mut Vec<CoordinatorCommand>,
+    ) {
+        let recorded = self.shards_at(record.step);
+        let waiting: BTreeSet<ShardId> = (0..self.required.shards).filter(|shard| !recorded.contains(shard)).collect();
+        replicas.iter().for_each(|&replica| self.send_commit(replica, record, out));
+        // Otherwise, replicas catch up with a step that is complete.
+        if !waiting.is_empty() {
+            self.done = StepProgress { evaluated: self.is_evaluated(record.step), saved: false };
+            self.skips_of_step = 0;
+        }
         self.step = record.step;
         self.record = Some(record);
-        self.skips_of_step = 0;
-        self.done = StepProgress { evaluated: self.is_evaluated(record.step), saved: false };
-        self.pending_commit = Some(PendingCommit { record, metrics, waiting: self.shards().collect() });
+        self.pending_commit = (!waiting.is_empty()).then_some(PendingCommit { record, metrics, waiting });
+    }
+
+    /// Sends a commit to a replica that has joined and can record it. It precedes every later command on the stream.
+    pub(super) fn send_commit(&mut self, replica: AgentId, record: CommitRecord, out: &mut Vec<CoordinatorCommand>) {
+        let Some(member) = self.members.get_mut(&replica) else { return };
+        member.state = ShardState { loaded: true, committed: record.step, record: Some(record), prepared: None };
+        out.push(CoordinatorCommand::Send(replica, AgentCommand::Commit { record }));
     }
 
     pub(super) fn on_committed(&mut self, agent: AgentId, step: u64, out: &mut Vec<CoordinatorCommand>) {
-        let Some(member) = self.members.get_mut(&agent) else { return };
-        member.state.committed = member.state.committed.max(step);
-        member.state.prepared = None;
+        let shard = self.shard_of(agent);
         let Some(deciding) = self.pending_commit.as_mut().filter(|deciding| deciding.record.step == step) else {
             return;
         };
-        deciding.waiting.remove(&agent);
+        deciding.waiting.remove(&shard);
         let (record, metrics) = (deciding.record, std::mem::take(&mut deciding.metrics));
         if deciding.waiting.is_empty() {
             self.pending_commit = None;

@@ -8,14 +8,14 @@
 //!
 //! * An agent that joins and is not needed waits for the end of the current iteration, as does another number of
 //!   systems. After a link failure, the next epoch waits for a delay.
-//! * A training iteration is decided once every shard has reported it prepared and the loss of every leaf is known. The
-//!   commit is sent until every shard has acknowledged it, over any number of epochs. Everything before that decision
-//!   may be discarded and repeated.
+//! * A training iteration is decided once every MemoryX agent that takes part has reported it prepared and the loss of
+//!   every leaf is known. The commit is sent until a replica of every shard has acknowledged it, over any number of
+//!   epochs. Everything before that decision may be discarded and repeated.
 //! * A run that only evaluates may have several sources. Each is loaded, linked and evaluated in its own epoch.
 //! * No state is durable: the coordinator of a later attempt, started with the same source, continues from the state of
 //!   the shards.
-//! * If a shard rejoins without its parameters, all shards load the newest checkpoint, and the steps since are executed
-//!   again: with the same bits, so what was reported of them is not reported again.
+//! * If no replica of a shard is left with its parameters, all shards load the newest checkpoint, and the steps since
+//!   are executed again: with the same bits, so what was reported of them is not reported again.
 //! * A step whose loss spikes is executed again with the next batch, if the policy says so.
 
 mod checkpointing;
@@ -25,6 +25,7 @@ mod link_failures;
 mod membership;
 mod restore;
 mod run_policy;
+mod shards;
 mod spikes;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -53,8 +54,10 @@ use restore::RestorePoint;
 #[derive(Debug)]
 struct MemberState {
     address: String,
-    /// State of a shard; the default for other roles.
+    /// State of a MemoryX agent; the default for other roles.
     state: ShardState,
+    /// Whether it copies the parameters of another replica.
+    is_copying: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -200,7 +203,7 @@ impl Coordinator {
         }
         match event {
             CoordinatorEvent::Joined { agent, address, shard } => self.on_joined(agent, address, shard, out),
-            CoordinatorEvent::Lost { agent } => self.on_lost(agent),
+            CoordinatorEvent::Lost { agent } => self.on_lost(agent, out),
             CoordinatorEvent::Report { agent, report } => self.on_report(agent, report, out),
             CoordinatorEvent::Resized(required) => self.resize(required),
             CoordinatorEvent::CheckpointRequested if self.lacks_checkpoint() => self.retry_checkpoint(),
@@ -218,6 +221,7 @@ impl Coordinator {
     fn on_report(&mut self, agent: AgentId, report: AgentReport, out: &mut Vec<CoordinatorCommand>) {
         match report {
             AgentReport::Loaded { state } => self.on_loaded(agent, state),
+            AgentReport::CopyFailed { reason } => self.on_copy_failed(agent, reason, out),
             AgentReport::Linked { epoch } if epoch == self.epoch => self.on_linked(agent, out),
             AgentReport::Leaves { epoch, iteration, results, .. } if epoch == self.epoch => {
                 self.on_leaf_results(iteration, results, out)
@@ -271,7 +275,7 @@ impl Coordinator {
     fn on_failed(&mut self, agent: AgentId, reason: String, cause: FailureCause, out: &mut Vec<CoordinatorCommand>) {
         if cause == FailureCause::Other && matches!(agent.role, Role::Cs2 | Role::SwarmX) {
             out.push(CoordinatorCommand::Disconnect { agent, reason });
-            self.on_lost(agent);
+            self.on_lost(agent, out);
         } else {
             self.end(RunOutcome::Failed { reason, agent: Some(agent), cause }, out);
         }

@@ -203,7 +203,7 @@ impl Agent {
         self.linked = true;
         let (body, mut context) = self.split(network);
         match body {
-            RoleState::Shard(shard) => shard.start(&mut context),
+            RoleState::Shard(shard) => shard.start(&mut context)?,
             RoleState::Swarm(swarm) => swarm.start(&mut context),
             RoleState::System(system) => system.start(&mut context),
             RoleState::Activation(_) => {}
@@ -267,7 +267,7 @@ pub fn neighbours(placement: &Placement, index: usize) -> (Vec<AgentId>, Vec<Age
     let swarm = |index: usize| AgentId::new(Role::SwarmX, placement.swarm[index].id);
     let above = match placement.swarm[index].parent {
         Some(parent) => vec![swarm(parent)],
-        None => (0..placement.shards).map(|shard| AgentId::new(Role::MemoryX, shard)).collect(),
+        None => placement.memoryx.iter().map(|&id| AgentId::new(Role::MemoryX, id)).collect(),
     };
     let child = |child: &SwarmChild| match *child {
         SwarmChild::System(index) => AgentId::new(Role::Cs2, placement.systems[index].id),

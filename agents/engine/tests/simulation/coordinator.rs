@@ -7,7 +7,7 @@ use millrace_engine::coordinator::{
     Coordinator, CoordinatorCommand, CoordinatorEvent, Evaluation, RunOutcome, SkippedBatch,
 };
 use millrace_engine::message::{AgentReport, ChunkDigests, FailureCause, SnapshotRequest};
-use millrace_engine::types::{AgentId, CommitRecord, Epoch};
+use millrace_engine::types::{AgentId, CommitRecord, Epoch, Role};
 
 use crate::model::Parameters;
 use crate::network::{AgentMessage, Coverage, Network};
@@ -178,6 +178,10 @@ impl SimulatedCoordinator {
                 // Increasing delays, as in real time: the end of a dead agent's stream arrives first.
                 CoordinatorCommand::Backoff { epoch, failures, .. } => {
                     self.background_tasks.push(BackgroundTask::EndPause(epoch, 1 << failures))
+                }
+                // A replica could not copy another one.
+                CoordinatorCommand::Disconnect { agent, .. } if agent.role == Role::MemoryX => {
+                    self.streams.remove(&agent).into_iter().for_each(|stream| network.drop_agent(stream));
                 }
                 CoordinatorCommand::Disconnect { agent, reason } => {
                     return Err(format!("{agent} was disconnected: {reason}"));

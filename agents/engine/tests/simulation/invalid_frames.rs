@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use millrace_emulator::placement::{Placement, PlacementMembers};
 use millrace_engine::frame::{Frame, FrameError, FrameKey};
+use millrace_engine::message::ParameterSource;
 use millrace_engine::payload::Payload;
 use millrace_engine::shard::{Shard, ShardError};
 use millrace_engine::swarm::{LinkError, Neighbour, SwarmX};
@@ -19,7 +20,7 @@ fn rejects_payloads_of_the_wrong_size() {
     (plan.leaves.count, plan.leaves_per_round) = (1, 1);
     let plan = Arc::new(plan);
     let (systems, swarmx, activation_servers) = (vec![0], vec![0], vec![0]);
-    let members = PlacementMembers { systems, shards: 1, swarmx, fan_out: 2, activation_servers };
+    let members = PlacementMembers { systems, shards: 1, memoryx: vec![0], swarmx, fan_out: 2, activation_servers };
     let placement = Arc::new(Placement::new(&plan, &members).unwrap());
     let (epoch, node) = (Epoch { attempt: 1, number: 1 }, placement.tree.root());
     let iteration = Iteration { number: 0, task: IterationKind::Train { step: 1, batch: 0 } };
@@ -32,7 +33,7 @@ fn rejects_payloads_of_the_wrong_size() {
         let frame = Frame::new(key(chunk), payload);
         let (mut swarm, mut shard) =
             (SwarmX::new(plan.clone(), placement.clone(), 0, epoch, 1), Shard::new(0, plan.clone()));
-        shard.on_loaded(0);
+        shard.on_loaded(&ParameterSource::Initial);
         shard.configure(placement.clone(), epoch, 1);
         swarm.open(iteration, &mut Vec::new()).unwrap();
         shard.open(epoch, iteration, &mut Vec::new()).unwrap();

@@ -19,7 +19,7 @@ const SERVER: AgentId = AgentId::new(Role::Activation, 0);
 
 /// The agents of the fixture's job on one system.
 const ONE_SYSTEM: RequiredAgents =
-    RequiredAgents { systems: 1, min_systems: 1, shards: 1, fan_out: 2, activation_servers: 1 };
+    RequiredAgents { systems: 1, min_systems: 1, shards: 1, replicas: 1, fan_out: 2, activation_servers: 1 };
 
 const fn system(index: u32) -> AgentId {
     AgentId::new(Role::Cs2, index)
@@ -43,7 +43,7 @@ impl CoordinatorFixture {
     fn running_with(shards: &[AgentId]) -> Self {
         let job = SimulatedJob::small();
         let count = shards.len() as u32;
-        let wanted = RequiredAgents { systems: 2, min_systems: 1, shards: count, fan_out: 2, activation_servers: 1 };
+        let wanted = RequiredAgents { systems: 2, shards: count, ..ONE_SYSTEM };
         let (plan, policy) = (job.plan.clone(), job.policy.clone());
         let machine = Coordinator::new(plan, policy, wanted, ParameterSource::Initial, 1, ResumeState::default());
         let shards = shards.to_vec();

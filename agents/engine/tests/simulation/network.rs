@@ -102,6 +102,8 @@ pub struct Coverage {
     pub skipped_batches: usize,
     /// Changes of the number of systems.
     pub resizes: usize,
+    /// Replicas of shards that copied the parameters of another one.
+    pub copied_replicas: usize,
 }
 
 impl std::ops::AddAssign for Coverage {
@@ -113,6 +115,7 @@ impl std::ops::AddAssign for Coverage {
         self.restored_steps += more.restored_steps;
         self.skipped_batches += more.skipped_batches;
         self.resizes += more.resizes;
+        self.copied_replicas += more.copied_replicas;
     }
 }
 

@@ -17,6 +17,8 @@ pub enum PlantedBug {
     OldFrame,
     /// A shard keeps its parameters instead of loading others: all shards continue from the same checkpoint.
     IgnoredLoad,
+    /// A replica keeps what it holds instead of copying another one: all replicas of a shard hold the same bits.
+    SkippedCopy,
     /// A shard sends a frame without credit: a link never carries more than it has credits for.
     IgnoredCredit,
     /// The coordinator reports a step again: nothing is reported twice.
@@ -26,7 +28,7 @@ pub enum PlantedBug {
 }
 
 impl PlantedBug {
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 11] = [
         Self::DoubledGradient,
         Self::RoundedSum,
         Self::SkippedCommit,
@@ -34,6 +36,7 @@ impl PlantedBug {
         Self::NewerChunk,
         Self::OldFrame,
         Self::IgnoredLoad,
+        Self::SkippedCopy,
         Self::IgnoredCredit,
         Self::RepeatedStep,
         Self::UsedSkippedBatch,

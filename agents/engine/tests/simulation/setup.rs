@@ -169,7 +169,7 @@ impl SimulatedJob {
 impl SimulatedAttempt {
     /// The smallest windows, `systems` systems of which `min_systems` suffice, and these faults.
     pub fn small(systems: u32, min_systems: u32, shards: u32, faults: &[(FaultTrigger, Fault)]) -> Self {
-        let wanted = RequiredAgents { systems, min_systems, shards, fan_out: 2, activation_servers: 1 };
+        let wanted = RequiredAgents { systems, min_systems, shards, replicas: 1, fan_out: 2, activation_servers: 1 };
         let windows = [Role::MemoryX, Role::SwarmX, Role::Cs2].into_iter().map(|role| (role, 1)).collect();
         Self { wanted, windows, faults: faults.to_vec(), laggard: None, copies: 1 }
     }
@@ -180,6 +180,7 @@ impl SimulatedAttempt {
             systems,
             min_systems: random.within(1, systems as usize) as u32,
             shards: random.within(1, 3) as u32,
+            replicas: random.pick(&[1, 1, 2, 2, 3]).unwrap_or(1),
             fan_out: if random.chance(50) { 2 } else { 4 },
             activation_servers: random.within(1, 2) as u32,
         };

@@ -8,7 +8,7 @@ use millrace_emulator::placement::Placement;
 use millrace_emulator::plan::ChunkId;
 use millrace_engine::chunk_store::{SnapshotAction, SnapshotTracker};
 use millrace_engine::frame::Frame;
-use millrace_engine::message::{AgentCommand, AgentReport, ShardState, SnapshotRequest};
+use millrace_engine::message::{AgentCommand, AgentReport, ParameterSource, ShardState, SnapshotRequest};
 use millrace_engine::payload::Payload;
 use millrace_engine::shard::{Shard, ShardCommand};
 use millrace_engine::types::{AgentId, CommitRecord, Epoch, Iteration, Role};
@@ -20,9 +20,10 @@ use crate::planted::PlantedBug;
 use crate::store::{self, ToyStore, Writer};
 
 pub struct ShardBody {
-    index: u32,
+    agent: u32,
     pub machine: Shard,
     store: Option<ToyStore>,
+    copying: Option<Copying>,
     /// Queue of the store's thread.
     jobs: VecDeque<StoreWork>,
     /// The snapshot being written by its own thread.
@@ -43,9 +44,20 @@ pub struct ShardBody {
     stale_messages: Vec<StaleMessage>,
 }
 
+/// The copy of another replica in progress.
+struct Copying {
+    source: ParameterSource,
+    /// The replica that is copied.
+    peer: AgentId,
+    store: ToyStore,
+    /// Chunks that are not copied yet.
+    chunks: VecDeque<ChunkId>,
+}
+
 /// Work for the store's thread.
 enum StoreWork {
     Send(millrace_engine::frame::FrameKey),
+    Update(ChunkId),
     Gather { chunk: ChunkId, uses: (bool, bool), sum: Payload },
     Commit(CommitRecord),
     Snapshot(SnapshotRequest),
@@ -58,11 +70,12 @@ enum StaleMessage {
 }
 
 impl ShardBody {
-    pub fn new(index: u32, job: &JobParameters) -> Self {
+    pub fn new(agent: u32, job: &JobParameters) -> Self {
         Self {
-            index,
-            machine: Shard::new(index, job.plan.clone()),
+            agent,
+            machine: Shard::new(agent, job.plan.clone()),
             store: None,
+            copying: None,
             jobs: VecDeque::new(),
             writer: None,
             snapshots: SnapshotTracker::default(),
@@ -93,23 +106,7 @@ impl ShardBody {
         context: &mut AgentContext,
     ) -> Result<(), String> {
         match command {
-            AgentCommand::Load(source) => {
-                let state = context.network.published.get(&source.step()).ok_or("no such checkpoint")?;
-                let place_of_shard = (self.index, job.shards);
-                let store = store::filled(&job.plan, place_of_shard, source.step(), state, job.copies);
-                if self.store.is_none() || !context.network.has(PlantedBug::IgnoredLoad) {
-                    self.store = Some(store.map_err(|error| error.to_string())?);
-                }
-                (self.writer, self.commits, self.loaded_step) = (None, Vec::new(), source.step());
-                // Nothing remains of the parameters that were loaded before, as in the product.
-                self.machine = Shard::new(self.index, job.plan.clone());
-                self.snapshots = SnapshotTracker::default();
-                self.jobs.clear();
-                self.gathered.clear();
-                let report = self.machine.on_loaded(source.step());
-                context.report(report);
-                Ok(())
-            }
+            AgentCommand::Load(source) => self.load(source, job, context),
             AgentCommand::Commit { record } => {
                 let mut out = Vec::new();
                 self.machine.commit(record, &mut out).map_err(|error| error.to_string())?;
@@ -129,6 +126,95 @@ impl ShardBody {
         }
     }
 
+    fn load(&mut self, source: ParameterSource, job: &JobParameters, context: &mut AgentContext) -> Result<(), String> {
+        // As in the product: a coordinator may rely on a copy that it requests a second time.
+        let state = self.machine.state();
+        if matches!(source, ParameterSource::Replica { .. }) && state.is_at(source.step()) {
+            context.report(AgentReport::Loaded { state });
+            return Ok(());
+        }
+        (self.writer, self.commits, self.loaded_step) = (None, Vec::new(), source.step());
+        // Nothing remains of the parameters that were loaded before, as in the product.
+        self.machine = Shard::new(self.agent, job.plan.clone());
+        (self.snapshots, self.copying) = (SnapshotTracker::default(), None);
+        self.jobs.clear();
+        self.gathered.clear();
+        self.first.clear();
+        let initial = context.network.published.values().next().ok_or("no parameters")?;
+        let state = match &source {
+            ParameterSource::Replica { .. } => initial,
+            _ => context.network.published.get(&source.step()).ok_or("no such checkpoint")?,
+        };
+        let store = store::filled(&job.plan, (self.agent % job.shards, job.shards), source.step(), state, job.copies);
+        let store = store.map_err(|error| error.to_string())?;
+        let chunks: VecDeque<ChunkId> = store.owned_chunks().collect();
+        let skips_copy = chunks.is_empty() || context.network.has(PlantedBug::SkippedCopy);
+        match source {
+            ParameterSource::Replica { agent: peer, .. } if !skips_copy => {
+                self.store = None;
+                self.copying = Some(Copying { source, peer, store, chunks });
+            }
+            _ => {
+                if self.store.is_none() || !context.network.has(PlantedBug::IgnoredLoad) {
+                    self.store = Some(store);
+                }
+                context.report(self.machine.on_loaded(&source));
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns the replica that is being copied, if any.
+    pub fn copied_replica(&self) -> Option<AgentId> {
+        self.copying.as_ref().map(|copying| copying.peer)
+    }
+
+    /// Returns a chunk for a replica that copies this one at `step`; `None` while the store's thread has other work or
+    /// no copy is free.
+    ///
+    /// # Errors
+    /// The parameters are no longer those of `step`.
+    pub fn read_copy(&self, chunk: ChunkId, step: u64) -> Result<Option<Parameters>, String> {
+        let store = self.store.as_ref().ok_or("the replica has no parameters")?;
+        if !self.jobs.is_empty() {
+            return Ok(None);
+        }
+        store::read_parameters_at(store, chunk, step).map_err(|error| error.to_string())
+    }
+
+    /// Returns the next chunk to copy and its step; `None` after the last one.
+    pub fn next_copy(&self) -> Option<(ChunkId, u64)> {
+        let copying = self.copying.as_ref()?;
+        Some((*copying.chunks.front()?, copying.source.step()))
+    }
+
+    /// Takes the next chunk of a copy, or its failure. Reports the end of the copy.
+    pub fn take_copy(
+        &mut self,
+        parameters: Result<Parameters, String>,
+        context: &mut AgentContext,
+    ) -> Result<(), String> {
+        let Some(copying) = &mut self.copying else { return Ok(()) };
+        match (parameters, copying.chunks.pop_front()) {
+            (Ok(parameters), Some(chunk)) => store::fill(&copying.store, chunk, copying.source.step(), parameters)
+                .map_err(|error| error.to_string())?,
+            (Err(reason), _) => {
+                self.copying = None;
+                context.report(AgentReport::CopyFailed { reason });
+                return Ok(());
+            }
+            (_, None) => {}
+        }
+        if copying.chunks.is_empty()
+            && let Some(Copying { source, store, .. }) = self.copying.take()
+        {
+            self.store = Some(store);
+            context.network.coverage.copied_replicas += 1;
+            context.report(self.machine.on_loaded(&source));
+        }
+        Ok(())
+    }
+
     pub fn configure(&mut self, placement: Arc<Placement>, job: &JobParameters, context: &mut AgentContext) {
         let rounds = placement.rounds.len();
         self.most_open = 1 + rounds.next_power_of_two().trailing_zeros() as usize;
@@ -136,12 +222,9 @@ impl ShardBody {
         self.first = self.machine.configure(placement, context.epoch, job.windows[&Role::MemoryX]);
     }
 
-    pub fn start(&mut self, context: &mut AgentContext) {
-        for command in std::mem::take(&mut self.first) {
-            if let ShardCommand::Grant(total) = command {
-                context.grant(self.root, total);
-            }
-        }
+    pub fn start(&mut self, context: &mut AgentContext) -> Result<(), String> {
+        let first = std::mem::take(&mut self.first);
+        self.execute(first, context)
     }
 
     pub fn open(&mut self, epoch: Epoch, iteration: Iteration, context: &mut AgentContext) -> Result<(), String> {
@@ -246,6 +329,12 @@ impl ShardBody {
                     }
                 }
             }
+            Some(StoreWork::Update(chunk)) => {
+                let is_updated = store::read(store, chunk).map_err(|error| error.to_string())?.is_some();
+                if !is_updated {
+                    self.jobs.push_front(StoreWork::Update(chunk));
+                }
+            }
             Some(StoreWork::Gather { chunk, uses, sum }) => {
                 let norm = store::gather(store, chunk, uses, &sum).map_err(|error| error.to_string())?;
                 self.gathered.extend(norm.map(|norm| (chunk, norm)));
@@ -292,6 +381,7 @@ impl ShardBody {
         for job in self.jobs.drain(..) {
             match job {
                 StoreWork::Send(at) => drop(store::read(store, at.chunk)),
+                StoreWork::Update(chunk) => drop(store::read(store, chunk)),
                 StoreWork::Gather { chunk, uses, sum } => drop(store::gather(store, chunk, uses, &sum)),
                 StoreWork::Commit(record) => store.commit(record),
                 StoreWork::Snapshot(_) => {}
@@ -304,6 +394,7 @@ impl ShardBody {
         for command in commands {
             match command {
                 ShardCommand::Send(at) => self.jobs.push_back(StoreWork::Send(at)),
+                ShardCommand::Update(chunk) => self.jobs.push_back(StoreWork::Update(chunk)),
                 ShardCommand::Grant(total) => context.grant(self.root, total),
                 ShardCommand::Gather { chunk, first, last, sum } => {
                     self.jobs.push_back(StoreWork::Gather { chunk, uses: (first, last), sum });

@@ -55,6 +55,21 @@ pub fn filled(
     Ok(store)
 }
 
+/// Sets the parameters of a chunk, after `step` updates.
+pub fn fill(store: &ToyStore, chunk: ChunkId, step: u64, parameters: Parameters) -> Result<(), StoreError> {
+    store.fill(chunk, step, |numbers| numbers.parameters = parameters)
+}
+
+/// Returns the parameters of a chunk with all updates applied; `None` while no copy is free.
+pub fn read_parameters(store: &ToyStore, chunk: ChunkId) -> Result<Option<Parameters>, StoreError> {
+    store.read(chunk, |numbers| numbers.parameters.clone())
+}
+
+/// Returns the parameters of a chunk, which must have exactly `step` updates; `None` while no copy is free.
+pub fn read_parameters_at(store: &ToyStore, chunk: ChunkId, step: u64) -> Result<Option<Parameters>, StoreError> {
+    store.read_at(chunk, step, |numbers| numbers.parameters.clone())
+}
+
 /// Returns the weights to stream; `None` while no copy is free.
 pub fn read(store: &ToyStore, chunk: ChunkId) -> Result<Option<Bytes>, StoreError> {
     store.read(chunk, |numbers| encode(&numbers.parameters.weights))
@@ -82,7 +97,7 @@ pub fn gather(
 pub fn finish(store: &ToyStore) -> Result<Vec<(ChunkId, Parameters)>, String> {
     store.abandon_snapshot();
     let parameters = |chunk| {
-        let read = store.read(chunk, |numbers| numbers.parameters.clone()).map_err(|error| error.to_string())?;
+        let read = read_parameters(store, chunk).map_err(|error| error.to_string())?;
         read.map(|parameters| (chunk, parameters)).ok_or_else(|| format!("no copy is free for chunk {chunk}"))
     };
     store.owned_chunks().map(parameters).collect()
@@ -126,7 +141,7 @@ impl Writer {
                 AgentReport::WriteFailed { snapshot, reason, cause: FailureCause::NoSpace },
             )));
         }
-        if is_newest && let Some(newest) = store.read(chunk, |numbers| numbers.parameters.clone())? {
+        if is_newest && let Some(newest) = read_parameters(store, chunk)? {
             parameters = newest;
         }
         self.digests.push((chunk, parameters.digests()));

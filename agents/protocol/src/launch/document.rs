@@ -78,12 +78,24 @@ pub struct AgentCounts {
     pub least_systems: usize,
     /// Number of MemoryX shards.
     pub shards: usize,
+    /// Number of MemoryX agents that hold each shard.
+    #[serde(default = "one_replica", skip_serializing_if = "is_one_replica")]
+    pub replicas: usize,
     /// Number of SwarmX nodes.
     pub swarmx: usize,
     /// Maximum children of a SwarmX node.
     pub fan_out: u32,
     /// Number of activation servers.
     pub activation_servers: usize,
+}
+
+const fn one_replica() -> usize {
+    1
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+const fn is_one_replica(replicas: &usize) -> bool {
+    *replicas == 1
 }
 
 impl AgentCounts {
@@ -96,6 +108,7 @@ impl AgentCounts {
             systems: run.num_csx,
             least_systems: 1,
             shards: job.memoryx_shards(appliance),
+            replicas: appliance.memoryx.replicas,
             swarmx: swarm_nodes(run.num_csx, fan_out),
             fan_out,
             activation_servers: run.num_csx,
@@ -123,7 +136,7 @@ impl AgentCounts {
     pub const fn of(&self, role: Role) -> usize {
         match role {
             Role::Coordinator => 1,
-            Role::MemoryX => self.shards,
+            Role::MemoryX => self.shards * self.replicas,
             Role::SwarmX => self.swarmx,
             Role::Activation => self.activation_servers,
             Role::Cs2 => self.systems,

@@ -20,7 +20,15 @@ fn killed(agent: AgentId) -> SupervisorEvent {
 
 /// Returns a supervisor of a coordinator, a shard and two systems.
 fn supervisor() -> Supervisor {
-    let counts = AgentCounts { systems: 2, least_systems: 1, shards: 1, swarmx: 0, fan_out: 2, activation_servers: 0 };
+    let counts = AgentCounts {
+        systems: 2,
+        least_systems: 1,
+        shards: 1,
+        replicas: 1,
+        swarmx: 0,
+        fan_out: 2,
+        activation_servers: 0,
+    };
     Supervisor::new(Replacements::new(&counts, true))
 }
 

@@ -4,7 +4,9 @@
 //! * A second thread processes the chunk store (updates, encoding, gathering), so that an update never delays the
 //!   network.
 //! * A third thread writes a snapshot.
+//! * Other replicas of the shard copy its parameters through the data port.
 
+mod replica;
 mod store;
 mod worker;
 
@@ -13,10 +15,12 @@ use std::sync::{Arc, mpsc as blocking};
 use millrace_emulator::placement::Placement;
 use millrace_engine::chunk_store::{SnapshotAction, SnapshotTracker};
 use millrace_engine::message::{AgentCommand, AgentReport, EpochConfig, ParameterSource, SnapshotRequest};
-use millrace_engine::shard::{Shard, ShardCommand};
+use millrace_engine::shard::{Shard, ShardCommand, ShardError};
+use millrace_engine::slots::Direction;
 use millrace_engine::types::{AgentId, Epoch, Role};
+use millrace_protocol::proto::replica_server::ReplicaServer;
 use tokio::signal::unix::Signal;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 
 use super::RoleContext;
 use super::link_senders::{IterationSteps, LinkSenders};
@@ -24,7 +28,9 @@ use super::swarmx::serve;
 use crate::control::client::{ComputeUsage, ControlSession, SessionEvent};
 use crate::control::job::CompiledJob;
 use crate::error::AgentError;
-use crate::links::{LinkEvent, LinkEventKind, LinkEventQueue, LinkJob, LinkKey};
+use crate::links::{LinkEvent, LinkEventKind, LinkEventQueue, LinkJob, LinkKey, LinkService};
+pub use replica::ReplicaService;
+use replica::{CopySource, copy_replica};
 use store::ShardStore;
 use worker::{StoreTask, StoreTaskResult, StoreWorker, SumBacklog, spawn};
 
@@ -38,7 +44,9 @@ pub async fn run(context: RoleContext, terminate: Signal) -> Result<(), AgentErr
     let (listener, address) = context.listen().await?;
     let (mailbox, events) = LinkEventQueue::new();
     let settings = context.link_settings(events);
-    serve(listener, settings.clone());
+    let (copies, copy_source) = watch::channel(None);
+    let replica = ReplicaServer::new(ReplicaService::new(context.me().index, copy_source));
+    serve(context.args.member.accept_data(listener), LinkService::new(settings.clone()), Some(replica));
     let session = context.join(address, Some(Default::default()), terminate).await?;
     settings.job.send_replace(Some(LinkJob::of(&session.job)));
     let shard = Shard::new(context.me().index, session.job.plan.clone());
@@ -52,6 +60,7 @@ pub async fn run(context: RoleContext, terminate: Signal) -> Result<(), AgentErr
         mailbox,
         shard,
         store: None,
+        copies,
         jobs: Some(jobs),
         work,
         done,
@@ -82,6 +91,8 @@ struct ShardDriver {
     mailbox: LinkEventQueue,
     shard: Shard,
     store: Option<Arc<ShardStore>>,
+    /// What other replicas may copy.
+    copies: watch::Sender<Option<CopySource>>,
     jobs: Option<blocking::Receiver<StoreTask>>,
     work: blocking::Sender<StoreTask>,
     done: mpsc::UnboundedSender<StoreTaskResult>,
@@ -150,7 +161,10 @@ impl ShardDriver {
                 if let Some(link) = self.link.as_mut().filter(|link| link.epoch == epoch) {
                     link.steps.open(iteration);
                 }
-                self.shard.open(epoch, iteration, &mut out).map_err(AgentError::local)?;
+                match self.shard.open(epoch, iteration, &mut out) {
+                    Err(ShardError::Frame(error)) => self.root_link_lost(&error),
+                    opened => opened.map_err(AgentError::local)?,
+                }
             }
             AgentCommand::Commit { record } => {
                 self.context.metrics.record_step(record.step);
@@ -184,38 +198,53 @@ impl ShardDriver {
 
     /// Loads the parameters from `source`, unless this load is in progress or was finished for an earlier coordinator.
     fn load(&mut self, source: ParameterSource) -> Result<(), AgentError> {
+        let state = self.shard.state();
+        // A coordinator that requests a copy while one is in progress may take the report of the first for its own, and
+        // relies on the parameters from then on. All parameters of a step are the same.
+        let is_copied = matches!(source, ParameterSource::Replica { .. }) && state.is_at(source.step());
         match &mut self.loading {
             Some(loading) if !loading.done => loading.next = (loading.source != source).then_some(source),
-            Some(loading) if loading.source == source && self.shard.state().record.is_none() => {
-                self.session.outbox.send_report(&AgentReport::Loaded { state: self.shard.state() });
+            Some(loading) if is_copied || (loading.source == source && state.record.is_none()) => {
+                self.session.outbox.send_report(&AgentReport::Loaded { state });
             }
             _ => self.begin_loading(source)?,
         }
         Ok(())
     }
 
-    /// Creates the store and fills it on another thread.
+    /// Creates the store and fills it in the background.
     fn begin_loading(&mut self, source: ParameterSource) -> Result<(), AgentError> {
         if self.loading.is_some() {
             self.discard_store();
         }
         let store = self.store()?;
         self.loading = Some(Loading { source: source.clone(), done: false, next: None });
-        let done = self.done.clone();
-        spawn("load", move || {
-            let result = match &source {
-                ParameterSource::Initial => store.initialise().map_err(AgentError::local),
-                ParameterSource::Checkpoint { path, optimizer, step } => store.restore(path, *optimizer, *step),
-            };
-            let _ = done.send(StoreTaskResult::Loaded { source, result });
-        })
-        .map(drop)
+        let (done, loaded) = (self.done.clone(), source.clone());
+        let finish = move |result| drop(done.send(StoreTaskResult::Loaded { source: loaded, result }));
+        match source {
+            ParameterSource::Initial => {
+                spawn("load", move || finish(store.initialise().map_err(AgentError::local))).map(drop)
+            }
+            ParameterSource::Checkpoint { path, optimizer, step } => {
+                spawn("load", move || finish(store.restore(&path, optimizer, step))).map(drop)
+            }
+            ParameterSource::Replica { agent, address, step, .. } => {
+                tracing::info!(peer = %agent, step, "copying the parameters of step {step} from {agent}");
+                let (member, plan) = (self.context.args.member.clone(), self.session.job.hash);
+                tokio::spawn(async move {
+                    let copied = copy_replica(&member, (agent, &address), &store, plan, step).await;
+                    finish(copied.map_err(|error| AgentError::peer(error).context(format!("can't copy {agent}"))));
+                });
+                Ok(())
+            }
+        }
     }
 
     /// Discards the parameters that were loaded before, with all work and results of their threads.
     fn discard_store(&mut self) {
         let ((work, jobs), (done, results)) = (blocking::channel(), mpsc::unbounded_channel());
         (self.store, self.work, self.jobs, self.done, self.results) = (None, work, Some(jobs), done, results);
+        self.copies.send_replace(None);
         self.backlog = Arc::new(backlog_of(&self.session.job));
         self.shard = Shard::new(self.context.me().index, self.session.job.plan.clone());
         self.snapshots = SnapshotTracker::default();
@@ -231,7 +260,8 @@ impl ShardDriver {
         let stall = self.context.metrics.stall();
         // The number of shards is that of the job or of the appliance; placements never change it within an attempt.
         let shards = self.session.job.shards();
-        let store = ShardStore::new(self.session.job.clone(), self.context.me().index, shards, stall.clone())?;
+        let shard = self.context.me().index % shards.max(1);
+        let store = ShardStore::new(self.session.job.clone(), shard, shards, stall.clone())?;
         let store = Arc::new(store);
         if let Some(jobs) = self.jobs.take() {
             let (plan, done) = (self.session.job.hash, self.done.clone());
@@ -289,7 +319,16 @@ impl ShardDriver {
         });
         match (next, result) {
             (Some(next), _) => self.begin_loading(next)?,
-            (None, Ok(())) => out.push(ShardCommand::Report(self.shard.on_loaded(source.step()))),
+            (None, Ok(())) => {
+                let (work, plan) = (self.work.clone(), self.session.job.hash);
+                let shards = self.session.job.shards();
+                self.copies.send_replace(self.store.clone().map(|store| CopySource { store, work, plan, shards }));
+                out.push(ShardCommand::Report(self.shard.on_loaded(source)));
+            }
+            (None, Err(failure)) if matches!(source, ParameterSource::Replica { .. }) => {
+                tracing::warn!("{failure}");
+                self.session.outbox.send_report(&AgentReport::CopyFailed { reason: failure.to_string() });
+            }
             (None, Err(failure)) => self.session.outbox.send_report(&failure.report()),
         }
         Ok(())
@@ -325,6 +364,13 @@ impl ShardDriver {
         self.link = None;
     }
 
+    /// Abandons the epoch after the root has sent an invalid sum, which waited for its iteration.
+    fn root_link_lost(&mut self, reason: &dyn std::fmt::Display) {
+        if let Some(ShardEpoch { epoch, root, .. }) = self.link {
+            self.link_lost(LinkKey { epoch, peer: root, direction: Direction::Up }, reason);
+        }
+    }
+
     /// Grants gradient slots to the root. If the store's thread is more than a window of sums behind, holds the grant
     /// back until it has caught up.
     fn grant(&mut self, total: u64) {
@@ -352,6 +398,9 @@ impl ShardDriver {
                 }
                 ShardCommand::Commit(record) => {
                     let _ = self.work.send(StoreTask::Commit(record));
+                }
+                ShardCommand::Update(chunk) => {
+                    let _ = self.work.send(StoreTask::Update(chunk));
                 }
                 ShardCommand::Grant(total) => self.grant(total),
                 ShardCommand::Report(report) => self.session.outbox.send_report(&report),

@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, mpsc as blocking};
 use std::thread::JoinHandle;
 
+use bytes::Bytes;
 use millrace_emulator::plan::{ChunkId, PlanHash};
 use millrace_engine::chunk_store::StoreError;
 use millrace_engine::frame::{Frame, FrameKey};
@@ -12,7 +13,7 @@ use millrace_engine::payload::Payload;
 use millrace_engine::types::CommitRecord;
 use millrace_protocol::codec::{self, LinkContext};
 use millrace_telemetry::stall::{StallClock, StallReason};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 
 use super::store::ShardStore;
 use crate::error::AgentError;
@@ -26,6 +27,10 @@ pub enum StoreTask {
     Gather { chunk: ChunkId, first: bool, last: bool, sum: Payload },
     /// Make the gathered gradients the pending update.
     Commit(CommitRecord),
+    /// Apply the pending update of a chunk.
+    Update(ChunkId),
+    /// Read a cell for another replica, as of a step.
+    Copy { cell: ChunkId, step: u64, reply: oneshot::Sender<Result<Bytes, StoreError>> },
     /// Write every chunk as of the snapshot's step.
     Snapshot(SnapshotRequest),
 }
@@ -146,6 +151,8 @@ impl StoreWorker {
                 }
             }
             StoreTask::Commit(record) => self.store.commit(record),
+            StoreTask::Update(chunk) => self.store.update(chunk)?,
+            StoreTask::Copy { cell, step, reply } => drop(reply.send(self.store.copy(cell, step))),
             StoreTask::Snapshot(snapshot) => self.snapshot(snapshot),
         }
         Ok(())

@@ -64,7 +64,10 @@ section! {
     pub struct MemoryXDocument {
         /// Number of shards.
         shards: u64 = default("2"),
-        /// Memory of all shards together.
+        /// Number of agents that hold each shard: 1 to 3. While one of them is left, the loss of another costs at most
+        /// the step in progress; with a single one, the steps since the newest checkpoint are run again.
+        replicas: u64 = default("1"),
+        /// Memory of all agents together.
         memory_bytes: ByteSize = default("2.4PB"),
         /// Bandwidth of the memory, in bytes per second.
         memory_bandwidth: f64 = default("4e12"),

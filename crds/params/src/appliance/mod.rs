@@ -63,10 +63,29 @@ pub struct WaferSpec {
 pub struct MemoryXSpec {
     /// Number of shards.
     pub shards: usize,
-    /// Memory of all shards together, in bytes.
+    /// Number of agents that hold each shard, at least 1.
+    #[serde(default = "one_replica", skip_serializing_if = "is_one_replica")]
+    pub replicas: usize,
+    /// Memory of all agents together, in bytes.
     pub memory_bytes: u64,
     /// Bandwidth of that memory, in bytes per second.
     pub memory_bandwidth: f64,
+}
+
+impl MemoryXSpec {
+    /// Returns the memory for one copy of all shards, in bytes.
+    pub const fn bytes_per_copy(&self) -> u64 {
+        self.memory_bytes / if self.replicas == 0 { 1 } else { self.replicas as u64 }
+    }
+}
+
+const fn one_replica() -> usize {
+    1
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+const fn is_one_replica(replicas: &usize) -> bool {
+    *replicas == 1
 }
 
 /// The broadcast and reduce tree between MemoryX and the systems.
@@ -115,7 +134,12 @@ impl Default for MachineSpec {
                 utilisation: 0.346,
                 link_bytes_per_s: 150e9,
             },
-            memoryx: MemoryXSpec { shards: 2, memory_bytes: 2_400_000_000_000_000, memory_bandwidth: 4e12 },
+            memoryx: MemoryXSpec {
+                shards: 2,
+                replicas: 1,
+                memory_bytes: 2_400_000_000_000_000,
+                memory_bandwidth: 4e12,
+            },
             swarmx: SwarmXSpec { fan_out: 4, nodes: None },
             activation_servers: 1,
             threads: 0,
@@ -152,6 +176,7 @@ impl MachineSpec {
             }),
             memoryx: Some(MemoryXDocument {
                 shards: count(self.memoryx.shards),
+                replicas: count(self.memoryx.replicas),
                 memory_bytes: Some(ByteSize(self.memoryx.memory_bytes)),
                 memory_bandwidth: Some(self.memoryx.memory_bandwidth),
             }),
@@ -192,6 +217,7 @@ impl MachineDocument {
             wafer: range.wafer(wafer, default.wafer),
             memoryx: MemoryXSpec {
                 shards: range.count("memoryx.shards", memoryx.shards, default.memoryx.shards, 1..=4096),
+                replicas: range.count("memoryx.replicas", memoryx.replicas, default.memoryx.replicas, 1..=3),
                 memory_bytes: range.bytes("memoryx.memoryBytes", memoryx.memory_bytes, default.memoryx.memory_bytes),
                 memory_bandwidth: range.positive(
                     "memoryx.memoryBandwidth",

@@ -62,6 +62,17 @@ fn ended_agent_is_replaced_and_its_attempt_continues() {
     }
 }
 
+/// The other replica of its shard continues.
+#[test]
+fn job_trains_while_a_replica_is_replaced() {
+    let mut world = replaceable();
+    world.seen.memoryx_shards = 1;
+    world.ends(Role::MemoryX, 137, "Error");
+    assert_eq!((world.visit(), removed(&world)), (JobState::Training, vec![("memoryx-0/1".to_owned(), 1)]));
+    world.seen.agents.retain(|agent| agent.role != Role::MemoryX);
+    assert_eq!(world.visit(), JobState::Starting, "no replica is left");
+}
+
 #[test]
 fn systems_in_use_are_shown_while_one_is_replaced() {
     let mut world = replaceable();

@@ -59,6 +59,7 @@ impl JobFixture {
             resized_attempt: None,
             max_deadlines: MaxDeadlines::default(),
             desired_agents: wanted(systems),
+            memoryx_shards: 2,
             largest_num_csx: Some(8),
         };
         Self { job, seen, last: Vec::new(), events: Vec::new(), created: 1 }

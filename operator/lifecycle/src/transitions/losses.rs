@@ -63,25 +63,27 @@ impl<'a> Decider<'a> {
             return lost.first().map(|lost| (failure(lost.agent, &lost.end), !lost.agent.is_evicted));
         }
         let instances: BTreeSet<&str> = lost.iter().map(|lost| lost.agent.instance.as_str()).collect();
-        let remaining = self.count_by_role(|agent| !instances.contains(agent.instance.as_str()));
+        let remaining = self.agents_without(|agent| instances.contains(agent.instance.as_str()));
         lost.iter().find_map(|lost| {
-            let cause = self.replace(lost, self.necessity(lost.agent.role, &remaining))?;
+            let cause = self.replace(lost, self.necessity((lost.agent.role, lost.agent.index), &remaining))?;
             Some((cause, !lost.agent.is_evicted))
         })
     }
 
-    /// Counts the agents for which `is_counted` is true, by role.
-    fn count_by_role(&self, is_counted: impl Fn(&ObservedAgent) -> bool) -> BTreeMap<Role, usize> {
-        let mut counts = BTreeMap::new();
-        for agent in self.observed.agents.iter().filter(|agent| is_counted(agent)) {
-            *counts.entry(agent.role).or_default() += 1;
-        }
-        counts
+    /// Returns the agents for which `is_lost` is false.
+    fn agents_without(&self, is_lost: impl Fn(&ObservedAgent) -> bool) -> BTreeSet<(Role, u32)> {
+        let remaining = self.observed.agents.iter().filter(|agent| !is_lost(agent));
+        remaining.map(|agent| (agent.role, agent.index)).collect()
     }
 
-    /// Returns the necessity of a lost agent of `role`, if so many agents of each role remain.
-    fn necessity(&self, role: Role, remaining: &BTreeMap<Role, usize>) -> Necessity {
-        Necessity::of(role, remaining.get(&role).copied().unwrap_or(0), self.spec.min_csx as usize)
+    /// Returns the necessity of a lost agent, if these agents remain.
+    fn necessity(&self, (role, index): (Role, u32), remaining: &BTreeSet<(Role, u32)>) -> Necessity {
+        let shards = self.observed.memoryx_shards;
+        let can_replace = |&&(other, other_index): &&(Role, u32)| {
+            let is_same_shard = shards > 0 && other_index != index && other_index % shards == index % shards;
+            other == role && (role != Role::MemoryX || is_same_shard)
+        };
+        Necessity::of(role, remaining.iter().filter(can_replace).count(), self.spec.min_csx as usize)
     }
 
     /// Records agents whose objects were deleted between two reconciles, once for each agent. `RunAgents` creates them.
@@ -296,9 +298,9 @@ impl<'a> Decider<'a> {
         let is_replaced = |lost: &LostAgentStatus| ready.get(&lost.name).is_some_and(|ready| *ready != lost.instance);
         let pending: Vec<&LostAgentStatus> = self.status.lost_agents.iter().filter(|lost| !is_replaced(lost)).collect();
         let names: BTreeSet<&str> = pending.iter().map(|lost| lost.name.as_str()).collect();
-        let remaining = self.count_by_role(|agent| !names.contains(agent.id().as_str()));
+        let remaining = self.agents_without(|agent| names.contains(agent.id().as_str()));
         let is_required = |lost: &&&LostAgentStatus| {
-            role_of(lost).is_some_and(|role| self.necessity(role, &remaining) == Necessity::Required)
+            role_and_index(&lost.name).is_some_and(|agent| self.necessity(agent, &remaining) == Necessity::Required)
         };
         let required = pending.iter().find(is_required);
         let lost = required.or(pending.first())?;

@@ -100,6 +100,30 @@ fn names_fit_and_are_the_same_for_every_attempt() {
 }
 
 #[test]
+fn replicas_of_a_shard_prefer_different_nodes() {
+    let job = job("job", "m");
+    let avoided = |cluster: &ApplianceSpec| -> Vec<Option<Vec<String>>> {
+        let resolution = resolve(&job, cluster, &site()).unwrap();
+        let needs = needs_of(&job, &resolution, 2).unwrap();
+        let systems = ["csx-4".to_owned(), "csx-7".to_owned()];
+        let (job, number) = (&job, 3);
+        let attempt =
+            AttemptContext { job, resolution: &resolution, cluster, number, needs: &needs, systems: &systems };
+        let of_pod = |pod: Pod| {
+            let term = pod.spec?.affinity?.pod_anti_affinity?.preferred_during_scheduling_ignored_during_execution?;
+            term[0].pod_affinity_term.label_selector.clone()?.match_expressions?[0].values.clone()
+        };
+        let memoryx = |pod: &Pod| pod.metadata.labels.as_ref().unwrap()[ROLE_LABEL] == "memoryx";
+        pods(&attempt).into_iter().filter(memoryx).map(of_pod).collect()
+    };
+    let mut cluster = ApplianceSpec::default();
+    assert_eq!(avoided(&cluster), [None, None]);
+    cluster.machine = serde_json::from_value(serde_json::json!({"memoryx": {"replicas": 2}})).unwrap();
+    let expected = ["2", "3", "0", "1"].map(|other| Some(vec![other.to_owned()]));
+    assert_eq!(avoided(&cluster), expected);
+}
+
+#[test]
 fn pods_are_restricted_owned_labelled_without_credentials() {
     for pod in built(&job("job", "m"), pods) {
         let name = pod.metadata.name.clone().unwrap();

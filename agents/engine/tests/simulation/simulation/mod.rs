@@ -14,6 +14,7 @@ use crate::coordinator::{History, SimulatedCoordinator};
 use crate::network::{Link, LinkKey, Network, Packet};
 use crate::random::Random;
 use crate::setup::{Fault, FaultTrigger, SimulatedAttempt, SimulatedJob, SlowComponent};
+use crate::shard::ShardBody;
 
 /// More deliveries than any run needs: a run that exceeds this makes no progress.
 const MAX_TICKS: u64 = 400_000;
@@ -35,6 +36,8 @@ enum Action {
     Work(AgentId),
     /// A shard writes another chunk of its snapshot.
     Write(AgentId),
+    /// A replica receives another chunk of the replica that it copies.
+    Copy(AgentId),
     RunBackgroundTask(usize),
     Start(AgentId),
     Connect(AgentId),
@@ -63,10 +66,8 @@ pub struct Simulation<'a> {
     faults: Vec<(FaultTrigger, Fault)>,
     tick: u64,
     gathered: BTreeMap<u64, u64>,
-    /// Updates committed by the shards that have finished.
-    ended: Vec<u64>,
-    /// Whether a shard has finished that had not loaded parameters.
-    ended_without_parameters: bool,
+    /// Updates of each shard's replica that has finished with most of them; `None` without parameters.
+    ended: BTreeMap<u32, Option<u64>>,
     pub history: History,
 }
 
@@ -101,8 +102,7 @@ impl<'a> Simulation<'a> {
             faults: life.faults.clone(),
             tick: 0,
             gathered: BTreeMap::new(),
-            ended: Vec::new(),
-            ended_without_parameters: false,
+            ended: BTreeMap::new(),
             history,
         };
         let spare = world.network.random.within(0, 1) as u32;
@@ -123,7 +123,7 @@ impl<'a> Simulation<'a> {
     fn required(&self) -> [(Role, u32); 4] {
         let wanted = self.wanted;
         [
-            (Role::MemoryX, wanted.shards),
+            (Role::MemoryX, wanted.shards * wanted.replicas),
             (Role::SwarmX, swarm_nodes(wanted.systems as usize, wanted.fan_out) as u32),
             (Role::Activation, wanted.activation_servers),
             (Role::Cs2, wanted.systems),
@@ -217,6 +217,7 @@ impl<'a> Simulation<'a> {
                 RoleState::Shard(shard) => {
                     actions.extend(shard.has_work().then_some(Action::Work(id)));
                     actions.extend(shard.is_writing().then_some(Action::Write(id)));
+                    actions.extend(shard.copied_replica().filter(|peer| self.is_idle(*peer)).map(|_| Action::Copy(id)));
                 }
                 _ => {}
             }
@@ -248,9 +249,11 @@ impl<'a> Simulation<'a> {
                 all && (is(key.upper) || is(key.lower))
             }
             Action::Write(agent) => disk || (all && is(agent)),
-            Action::Work(agent) | Action::StepSystem(agent) | Action::Start(agent) | Action::Connect(agent) => {
-                all && is(agent)
-            }
+            Action::Work(agent)
+            | Action::StepSystem(agent)
+            | Action::Start(agent)
+            | Action::Connect(agent)
+            | Action::Copy(agent) => all && is(agent),
             Action::RunBackgroundTask(_) => disk,
             Action::StartCoordinator => false,
         }
@@ -285,6 +288,7 @@ impl<'a> Simulation<'a> {
                 let (RoleState::Shard(shard), mut context) = agent.split(&mut self.network) else { return Ok(()) };
                 shard.write(&mut context)
             }
+            Action::Copy(id) => self.copy(id),
             Action::RunBackgroundTask(at) => match &mut self.coordinator {
                 Some(coordinator) => {
                     coordinator.run_background_task(at, self.job, &mut self.network, &mut self.history)
@@ -395,12 +399,38 @@ impl<'a> Simulation<'a> {
         Ok(())
     }
 
-    /// Updates committed on a shard.
-    fn committed(&self, id: AgentId) -> Option<u64> {
+    fn shard(&self, id: AgentId) -> Option<&ShardBody> {
         match &self.agents.get(&id)?.body {
-            RoleState::Shard(shard) => Some(shard.machine.state().committed),
+            RoleState::Shard(shard) => Some(shard),
             _ => None,
         }
+    }
+
+    /// Returns whether the store's thread of a shard has nothing to do, or the shard does not exist.
+    fn is_idle(&self, id: AgentId) -> bool {
+        self.shard(id).is_none_or(|shard| !shard.has_work())
+    }
+
+    /// Copies the next chunk of another replica. The copy fails if that replica is lost, and sometimes without a
+    /// reason.
+    fn copy(&mut self, id: AgentId) -> Result<(), String> {
+        let copying = self.shard(id).and_then(|shard| Some((shard.copied_replica()?, shard.next_copy()?)));
+        let Some((peer, (chunk, step))) = copying else { return Ok(()) };
+        let is_broken = self.network.random.chance(2);
+        let read = match self.shard(peer) {
+            _ if is_broken => Err("the connection broke".to_owned()),
+            Some(shard) => shard.read_copy(chunk, step),
+            None => Err(format!("{peer} is lost")),
+        };
+        let Some(read) = read.transpose() else { return Ok(()) };
+        let Some(agent) = self.agents.get_mut(&id) else { return Ok(()) };
+        let (RoleState::Shard(shard), mut context) = agent.split(&mut self.network) else { return Ok(()) };
+        shard.take_copy(read, &mut context)
+    }
+
+    /// Updates committed on a shard.
+    fn committed(&self, id: AgentId) -> Option<u64> {
+        self.shard(id).map(|shard| shard.machine.state().committed)
     }
 
     /// Checks an agent that has shut down. A shard has the parameters of the reference, with each step committed once.
@@ -411,10 +441,9 @@ impl<'a> Simulation<'a> {
         let RoleState::Shard(shard) = &mut agent.body else { return Ok(()) };
         let committed = shard.machine.state().committed;
         let (commits, first) = (std::mem::take(&mut shard.commits), shard.loaded_step);
-        let Some(parameters) = shard.finish()? else {
-            self.ended_without_parameters = true;
-            return Ok(());
-        };
+        let ended = self.ended.entry(id.index % self.wanted.shards).or_default();
+        let Some(parameters) = shard.finish()? else { return Ok(()) };
+        *ended = Some(committed).max(*ended);
         let reference = &self.job.reference;
         if commits != reference.commits[first as usize..committed as usize] {
             return Err(format!("{id} has recorded {commits:?}"));
@@ -423,7 +452,6 @@ impl<'a> Simulation<'a> {
         if parameters.iter().any(|(chunk, parameters)| *parameters != state[*chunk]) {
             return Err(format!("{id} ends with other parameters"));
         }
-        self.ended.push(committed);
         Ok(())
     }
 
@@ -431,16 +459,18 @@ impl<'a> Simulation<'a> {
         let SimulatedJob { policy, evaluates, .. } = self.job;
         if !policy.train {
             let last = evaluates.last().copied().unwrap_or(0);
-            let complete = outcome != RunOutcome::Complete || self.ended.iter().all(|shard| *shard == last);
+            let complete = outcome != RunOutcome::Complete || self.ended.values().all(|shard| *shard == Some(last));
             return if complete { Ok(outcome) } else { Err(format!("the shards end at {:?}", self.ended)) };
         }
-        let committed = self.ended.iter().copied().max().unwrap_or(self.source.step());
-        let is_restoring = self.history.restoring_to.is_some() || self.ended_without_parameters;
+        // The shards may be lost after they have written the last checkpoint.
+        let newest = || self.newest_source().step();
+        let committed = self.ended.values().copied().flatten().max().unwrap_or_else(newest);
+        let is_restoring = self.history.restoring_to.is_some() || self.ended.values().any(Option::is_none);
         if outcome == RunOutcome::Stopped && is_restoring {
             // A stop does not wait for the steps since the newest checkpoint, which a shard has lost.
             return Ok(outcome);
         }
-        if self.ended.iter().any(|shard| *shard != committed) {
+        if self.ended.values().any(|shard| *shard != Some(committed)) {
             return Err(format!("the shards end at {:?}", self.ended));
         }
         let reported = self.history.steps.last().map_or(0, |last| last.step);

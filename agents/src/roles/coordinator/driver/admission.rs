@@ -7,6 +7,7 @@
 //! * Shards may hold parameters of an earlier coordinator of this job. The run then continues from these parameters,
 //!   with the instruction set to which the shards are pinned.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -84,12 +85,12 @@ impl CoordinatorDriver {
     /// Handles a stop before all agents have joined. If shards may hold steps of an earlier coordinator, waits for them
     /// so that these steps are saved.
     pub(super) fn stop_early(&mut self) -> Result<(), AgentError> {
-        let shards = self.waiting_agents(Role::MemoryX);
+        let has_all = self.waiting_agents(Role::MemoryX) >= self.launch.agent_counts.of(Role::MemoryX);
         let has_record =
             self.pending_agents.values().any(|(_, hello)| hello.shard.is_some_and(|state| state.record.is_some()));
-        if self.lock.previous().is_none() || (shards >= self.launch.agent_counts.shards && !has_record) {
+        if self.lock.previous().is_none() || (has_all && !has_record) {
             self.end = Some(RunEnd::stopped(self.stop_reason.as_deref()));
-        } else if shards >= self.launch.agent_counts.shards {
+        } else if has_all {
             self.stop_by = None;
             self.admit_all()?;
             self.handle_event(CoordinatorEvent::StopRequested)?;
@@ -97,12 +98,14 @@ impl CoordinatorDriver {
         Ok(())
     }
 
-    /// Returns whether the waiting agents can continue the run of an earlier coordinator: every shard holds parameters,
-    /// and the others suffice.
+    /// Returns whether the waiting agents can continue the run of an earlier coordinator: a replica of every shard
+    /// holds parameters, and the others suffice.
     pub(super) fn can_continue_without_others(&self) -> bool {
         let counts = &self.launch.agent_counts;
         let suffices = |role| self.waiting_agents(role) >= counts.of(role).min(1);
-        self.shards_with_parameters().count() == counts.shards
+        let held: BTreeSet<usize> =
+            self.shards_with_parameters().map(|(agent, ..)| agent.index as usize % counts.shards.max(1)).collect();
+        held.len() == counts.shards
             && self.waiting_agents(Role::Cs2) >= counts.least_systems.max(1)
             && [Role::SwarmX, Role::Activation].into_iter().all(suffices)
     }
@@ -116,18 +119,18 @@ impl CoordinatorDriver {
         Ok(())
     }
 
-    /// Returns instruction set and state of the waiting shards that hold parameters of this job from an earlier
-    /// coordinator.
-    fn shards_with_parameters(&self) -> impl Iterator<Item = (Isa, ShardState)> {
-        let shards = self.pending_agents.values().filter_map(|(_, hello)| Some((hello.isa, hello.shard?)));
-        shards.filter(|(_, state)| state.loaded)
+    /// Returns the waiting MemoryX agents that hold parameters of this job from an earlier coordinator, with
+    /// instruction set and state.
+    fn shards_with_parameters(&self) -> impl Iterator<Item = (AgentId, Isa, ShardState)> {
+        let shards = self.pending_agents.values().filter_map(|(_, hello)| Some((hello.agent, hello.isa, hello.shard?)));
+        shards.filter(|(.., state)| state.loaded)
     }
 
     /// Pins the numerics profile and creates the state machine.
     fn pin_profile(&mut self) -> Result<(), AgentError> {
-        let pinned = self.shards_with_parameters().map(|(isa, _)| isa).min();
+        let pinned = self.shards_with_parameters().map(|(_, isa, _)| isa).min();
         let committed =
-            self.shards_with_parameters().filter_map(|(_, state)| state.record).map(|record| record.step).max();
+            self.shards_with_parameters().filter_map(|(.., state)| state.record).map(|record| record.step).max();
         let Self { launch, compiled, start_point, remaining_checkpoints, eval_batches, lock, .. } = self;
         // Shards that hold parameters determine the instruction set, whatever the other agents have. Without such
         // shards, it is the best one that all agents have.
@@ -205,6 +208,7 @@ pub(super) const fn required_agents(counts: &AgentCounts) -> RequiredAgents {
         systems: counts.systems as u32,
         min_systems: counts.least_systems as u32,
         shards: counts.shards as u32,
+        replicas: counts.replicas as u32,
         fan_out: counts.fan_out,
         activation_servers: counts.activation_servers as u32,
     }

@@ -1,8 +1,9 @@
 //! Agents that leave the run, and the coordinator itself.
 //!
-//! * An agent that does not rejoin within [`REJOIN_TIMEOUT`] ([`SHARD_RESPONSE_TIMEOUT`] for a shard) is reported to
-//!   the launcher and in the journal. The launcher, or the operator, ends its process and starts another one.
-//! * A shard that receives SIGTERM leaves once a checkpoint has its parameters.
+//! * An agent that does not rejoin within [`REJOIN_TIMEOUT`] ([`SHARD_RESPONSE_TIMEOUT`] for the last replica of a
+//!   shard) is reported to the launcher and in the journal. The launcher, or the operator, ends its process and starts
+//!   another one.
+//! * A MemoryX agent that receives SIGTERM leaves once a checkpoint, or another replica, has its parameters.
 //! * A coordinator in a pod that receives SIGTERM saves the last committed step and leaves: the agents keep everything
 //!   and wait for the next coordinator of the attempt.
 //! * A coordinator that continues a run begins without the agents that it can do without, if they do not join within
@@ -24,7 +25,8 @@ use crate::launch::announce_unresponsive;
 /// How long an agent may be disconnected before it counts as unresponsive: a process that only lost its stream joins
 /// again sooner.
 const REJOIN_TIMEOUT: Duration = Duration::from_secs(2);
-/// The same for a shard: another process of it has no parameters, so a machine that stalls for seconds is waited for.
+/// The same for the last replica of a shard: another process of it has no parameters, so a machine that stalls for
+/// seconds is waited for.
 const SHARD_RESPONSE_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long a coordinator that continues a run waits for the agents that it can do without, and how long a launcher
 /// lets agents take to join.
@@ -33,20 +35,21 @@ pub(super) const JOIN_TIMEOUT: Duration = Duration::from_secs(10);
 /// An agent that is disconnected.
 pub struct LostAgent {
     since: Instant,
+    /// How long it may be disconnected.
+    timeout: Duration,
     unix_ms: u64,
     pub(super) is_announced: bool,
 }
 
 impl LostAgent {
-    /// Describes an agent that is lost now.
-    fn now() -> Self {
-        Self { since: Instant::now(), unix_ms: unix_ms(), is_announced: false }
+    /// Describes an agent that is lost now, and may be disconnected for `timeout`.
+    fn now(timeout: Duration) -> Self {
+        Self { since: Instant::now(), timeout, unix_ms: unix_ms(), is_announced: false }
     }
 
-    /// Returns when the loss of `agent` is to be announced; `None` if it was.
-    pub(super) fn deadline(&self, agent: AgentId) -> Option<Instant> {
-        let timeout = if agent.role == Role::MemoryX { SHARD_RESPONSE_TIMEOUT } else { REJOIN_TIMEOUT };
-        (!self.is_announced).then(|| self.since + timeout)
+    /// Returns when the loss is to be announced; `None` if it was.
+    pub(super) fn deadline(&self) -> Option<Instant> {
+        (!self.is_announced).then(|| self.since + self.timeout)
     }
 }
 
@@ -65,7 +68,7 @@ impl CoordinatorDriver {
         }
         for &agent in &missing {
             tracing::warn!(peer = %agent, "{agent} has not joined; the run continues without it");
-            self.lost_agents.insert(agent, LostAgent { is_announced: true, ..LostAgent::now() });
+            self.lost_agents.insert(agent, LostAgent { is_announced: true, ..LostAgent::now(Duration::ZERO) });
         }
         self.admit_all()?;
         self.report_lost_agents();
@@ -75,7 +78,7 @@ impl CoordinatorDriver {
     /// Announces agents that have not joined again.
     pub(super) fn announce_lost_agents(&mut self) {
         let now = Instant::now();
-        let due = |(agent, lost): &(&AgentId, &mut LostAgent)| lost.deadline(**agent).is_some_and(|time| time <= now);
+        let due = |(_, lost): &(&AgentId, &mut LostAgent)| lost.deadline().is_some_and(|time| time <= now);
         let mut is_news = false;
         for (agent, lost) in self.lost_agents.iter_mut().filter(due) {
             if self.by_launcher {
@@ -124,7 +127,9 @@ impl CoordinatorDriver {
         self.speeds.forget(agent);
         self.reporter.set_slow_agents(self.speeds.slow());
         if self.is_needed(agent) {
-            self.lost_agents.insert(agent, LostAgent::now());
+            let is_waited_for = agent.role == Role::MemoryX && !self.has_other_replica(agent);
+            let timeout = if is_waited_for { SHARD_RESPONSE_TIMEOUT } else { REJOIN_TIMEOUT };
+            self.lost_agents.insert(agent, LostAgent::now(timeout));
         }
         self.handle_event(CoordinatorEvent::Lost { agent })
     }
@@ -144,16 +149,23 @@ impl CoordinatorDriver {
         self.stop()
     }
 
-    /// Handles a shard that received a termination signal: saves its parameters, which exist nowhere else, and lets it
-    /// leave.
+    /// Returns whether another replica holds the parameters of this MemoryX agent.
+    fn has_other_replica(&self, agent: AgentId) -> bool {
+        self.machine.as_ref().is_some_and(|machine| machine.has_other_replica(agent))
+    }
+
+    /// Handles a MemoryX agent that received a termination signal: saves its parameters, unless another replica holds
+    /// them, and lets it leave.
     pub(super) fn on_leave_request(&mut self, agent: AgentId, number: StreamNumber) -> Result<(), AgentError> {
         if !self.is_current(agent, number) {
             return Ok(());
         }
-        tracing::warn!(peer = %agent, "{agent} received a termination signal; its parameters are saved");
+        let has_other_replica = self.has_other_replica(agent);
+        let follows = if has_other_replica { "another replica has its parameters" } else { "its parameters are saved" };
+        tracing::warn!(peer = %agent, "{agent} received a termination signal; {follows}");
         self.leaving_shards.insert(agent);
         let is_saved = self.current_checkpoint().1.is_some();
-        if is_saved || !self.launch.mode.trains() {
+        if is_saved || has_other_replica || !self.launch.mode.trains() {
             return self.dismiss_leaving_shards();
         }
         self.handle_event(CoordinatorEvent::CheckpointRequested)

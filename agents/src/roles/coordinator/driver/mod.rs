@@ -217,7 +217,7 @@ impl CoordinatorDriver {
 
     async fn run_loop(&mut self) -> Result<(), AgentError> {
         while self.end.is_none() {
-            let lost = self.lost_agents.iter().filter_map(|(agent, lost)| lost.deadline(*agent)).min();
+            let lost = self.lost_agents.values().filter_map(LostAgent::deadline).min();
             let backoff = self.backoff.map(|(_, until)| until);
             let join = self.machine.is_none().then_some(self.join_deadline);
             let deadlines = [lost, self.stop_by, backoff, join, self.save_timer.deadline()];

@@ -6,6 +6,7 @@
 //! A *cell* is what is updated at once: a chunk, or all chunks of a group if the optimizer needs whole tensors. It has
 //! the number of its first chunk.
 
+mod copy;
 mod load;
 mod masks;
 
@@ -290,16 +291,32 @@ impl ShardStore {
         let OptimizerOps { job, simd, .. } = ops;
         let encoding = job.plan.chunk_encoding(chunk);
         let (cell, range) = (ops.cell_of(chunk), ops.range_in_cell(chunk));
-        loop {
-            let bytes = self.chunks.read(cell, |numbers| {
+        let bytes = self.wait_for_copies(|| {
+            self.chunks.read(cell, |numbers| {
                 let weights = &numbers.array(0)[range.clone()];
                 match encoding {
                     Encoding::F32 => convert::f32_bytes(*simd, weights),
                     Encoding::Bf16 => convert::bf16_bytes(*simd, weights),
                 }
-            })?;
-            if let Some(bytes) = bytes {
-                return Ok((encoding, bytes.into()));
+            })
+        })?;
+        Ok((encoding, bytes.into()))
+    }
+
+    /// Applies the pending update of `chunk`, if there is one. Blocks like [`ShardStore::read`].
+    ///
+    /// # Errors
+    /// Those of [`ShardStore::read`].
+    pub fn update(&self, chunk: ChunkId) -> Result<(), StoreError> {
+        let cell = self.ops().cell_of(chunk);
+        self.wait_for_copies(|| self.chunks.read(cell, |_| ()))
+    }
+
+    /// Repeats `read` until a snapshot has a free copy for it.
+    fn wait_for_copies<T>(&self, read: impl Fn() -> Result<Option<T>, StoreError>) -> Result<T, StoreError> {
+        loop {
+            if let Some(value) = read()? {
+                return Ok(value);
             }
             let _waiting = self.stall.start(StallReason::Snapshot);
             self.chunks.wait_for_copy();

@@ -397,3 +397,37 @@ fn commit_during_a_snapshot_does_not_change_it() {
     expected[..MAX_SNAPSHOT_COPIES].iter().for_each(|(chunk, _)| drop(store.read(*chunk).unwrap()));
     assert!(rest_of(&store, snapshot) == expected, "the snapshot of step 1 has numbers of step 2");
 }
+
+/// A replica continues with the bits of the one that it copied.
+#[test]
+fn copied_cells_have_the_same_bits() {
+    for optimizer in ["{optimizer_type: AdamW, learning_rate: 0.1}", "{optimizer_type: Adafactor, learning_rate: 0.1}"]
+    {
+        let job = job_with(optimizer, 1 << 12);
+        let new = || ShardStore::new(job.clone(), 0, 1, StallClock::new()).unwrap();
+        let (from, to) = (new(), new());
+        from.initialise().unwrap();
+        let step = |store: &ShardStore, step: u64| {
+            for chunk in 0..job.plan.chunks.len() {
+                store.update(chunk).unwrap();
+                let values = (0..job.plan.chunks[chunk].elements).map(|at| hash64(step, at as u64) as i32 as f32);
+                store.gather(chunk, true, true, &dense(&values.collect::<Vec<_>>())).unwrap();
+            }
+            let history = TrainingHistory::default();
+            let record =
+                CommitRecord { step, scale: 1e-9, learning_rate: 0.1, loss: 1.0, norm: 1.0, tokens: 1, history };
+            store.commit(record);
+        };
+        step(&from, 1);
+        for (cell, bytes) in from.cells() {
+            let copy = from.copy(cell, 1).unwrap();
+            assert_eq!(copy.len(), bytes);
+            to.fill_from_copy(cell, 1, &copy).unwrap();
+            assert!(matches!(from.copy(cell, 2), Err(StoreError::NotAtStep { applied: 1, step: 2, .. })));
+            assert!(to.fill_from_copy(cell, 1, &copy[4..]).is_err());
+            to.fill_from_copy(cell, 1, &copy).unwrap();
+        }
+        [&from, &to].into_iter().for_each(|store| step(store, 2));
+        assert!(from.cells().all(|(cell, _)| from.copy(cell, 2) == to.copy(cell, 2)), "{optimizer}");
+    }
+}
