@@ -9,6 +9,8 @@ mod parent;
 mod process;
 mod swarmx;
 mod termination_report;
+mod watchdog;
+mod work_queue;
 
 use millrace_emulator::numerics::Isa;
 use millrace_engine::message::ShardState;

@@ -88,6 +88,11 @@ pub enum CoordinatorEvent {
     },
     /// After [`CoordinatorCommand::ReportSaveFailure`]: save the last committed step now.
     RetrySave,
+    /// The current iteration takes far longer than others: a message may be lost. It is repeated in a new epoch.
+    IterationOverdue {
+        /// The epoch of the iteration.
+        epoch: Epoch,
+    },
     /// The time of a [`CoordinatorCommand::Backoff`] has elapsed.
     BackoffElapsed {
         /// The epoch of that command.

@@ -177,6 +177,11 @@ impl Coordinator {
         self.step
     }
 
+    /// Returns whether an iteration is in progress.
+    pub const fn is_iterating(&self) -> bool {
+        self.current.is_some()
+    }
+
     /// Returns the current epoch.
     pub const fn epoch(&self) -> Epoch {
         self.epoch
@@ -213,6 +218,10 @@ impl Coordinator {
             CoordinatorEvent::Published { step, path } => self.on_published(step, path),
             CoordinatorEvent::SaveFailed { step, reason, cause } => self.on_save_failed(step, reason, cause, out),
             CoordinatorEvent::RetrySave => self.retry_checkpoint(),
+            CoordinatorEvent::IterationOverdue { epoch } if epoch == self.epoch && self.current.is_some() => {
+                self.restart_gathering();
+            }
+            CoordinatorEvent::IterationOverdue { .. } => {}
             CoordinatorEvent::BackoffElapsed { epoch } => self.failures.backoff_elapsed(epoch),
         }
         self.advance(out);

@@ -29,6 +29,8 @@ pub enum Fault {
     Resize(u32),
     /// A new coordinator, which knows the first number of systems, receives the current one.
     RepeatSize,
+    /// The current iteration counts as overdue.
+    Overdue,
     /// The next write of a snapshot fails.
     FailWrite,
     /// The user requests a checkpoint.
@@ -220,7 +222,8 @@ fn fault(random: &mut Random, plan: &StreamPlan) -> Fault {
         74..78 => Fault::CutStream(Role::Cs2),
         78..84 => Fault::CutLink,
         84..87 => Fault::FailWrite,
-        87..92 => Fault::Checkpoint,
+        87..89 => Fault::Overdue,
+        89..92 => Fault::Checkpoint,
         92..97 => Fault::Resize(random.within(1, plan.leaves.count.min(5) as usize) as u32),
         _ => Fault::Stop,
     }

@@ -3,7 +3,7 @@
 
 use std::collections::VecDeque;
 use std::ops::Range;
-use std::sync::mpsc::{Receiver, TryRecvError};
+use std::sync::mpsc::TryRecvError;
 use std::time::Instant;
 
 use millrace_emulator::device::{CpuDevice, Device, DeviceError, DeviceOptions, LeafInput};
@@ -22,7 +22,7 @@ use millrace_telemetry::metric_definitions::RoleMetrics;
 use millrace_telemetry::stall::StallReason;
 
 use super::samples::RoundInputs;
-use super::{ComputeInput, EpochStart};
+use super::{ComputeInput, EpochStart, WorkReceiver};
 use crate::control::client::{ComputeUsage, MessageSender};
 use crate::control::job::CompiledJob;
 use crate::error::AgentError;
@@ -33,7 +33,7 @@ pub(super) struct ComputeWorker {
     threads: usize,
     outbox: MessageSender,
     metrics: RoleMetrics,
-    inputs: Receiver<ComputeInput>,
+    inputs: WorkReceiver<ComputeInput>,
     usage: ComputeUsage,
 }
 
@@ -148,7 +148,7 @@ impl ComputeWorker {
         threads: usize,
         outbox: MessageSender,
         metrics: RoleMetrics,
-        inputs: Receiver<ComputeInput>,
+        inputs: WorkReceiver<ComputeInput>,
     ) -> Self {
         Self { job, threads, outbox, metrics, inputs, usage: ComputeUsage::default() }
     }

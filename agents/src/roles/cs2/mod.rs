@@ -6,8 +6,8 @@
 mod compute;
 mod samples;
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, mpsc as blocking};
 
 use millrace_emulator::placement::Placement;
 use millrace_emulator::plan::StreamPlan;
@@ -26,6 +26,8 @@ use tonic::transport::Channel;
 
 use super::RoleContext;
 use super::link_senders::LinkSenders;
+use super::watchdog::Watchdog;
+use super::work_queue::{WorkReceiver, WorkSender, work_queue};
 use crate::control::client::{ComputeUsage, ControlSession, SessionEvent};
 use crate::error::AgentError;
 use crate::links::{GrantedSlots, LinkEvent, LinkEventKind, LinkEventQueue, LinkJob, LinkSender, LinkSettings, dial};
@@ -67,7 +69,8 @@ pub async fn run(context: RoleContext, terminate: Signal) -> Result<(), AgentErr
     settings.job.send_replace(Some(LinkJob::of(&session.job)));
     // The channel is unbounded; frames and grants in it are bounded by the window, samples by the requested rounds,
     // iterations by the coordinator.
-    let (inputs, receiver) = blocking::channel();
+    let (inputs, receiver) = work_queue();
+    let queued = receiver.queued();
     // Receives one message: the result of the compute thread.
     let (ended, mut end) = mpsc::unbounded_channel();
     let worker = compute::ComputeWorker::new(
@@ -77,10 +80,13 @@ pub async fn run(context: RoleContext, terminate: Signal) -> Result<(), AgentErr
         context.metrics.clone(),
         receiver,
     );
+    let watchdog = Watchdog::watch("compute", context.metrics.stall().clone(), queued);
     std::thread::Builder::new()
         .name("compute".to_owned())
         .spawn(move || {
-            let _ = ended.send(worker.run());
+            let result = worker.run();
+            drop(watchdog);
+            let _ = ended.send(result);
         })
         .map_err(|error| AgentError::local(error).context("can't start a thread"))?;
     let mut driver =
@@ -140,7 +146,7 @@ struct SystemDriver {
     session: ControlSession,
     settings: LinkSettings,
     mailbox: LinkEventQueue,
-    inputs: Option<blocking::Sender<ComputeInput>>,
+    inputs: Option<WorkSender<ComputeInput>>,
     fetching: Option<FetchTask>,
     epoch: Option<SystemEpoch>,
 }
@@ -266,7 +272,7 @@ async fn fetch(
     channel: Channel,
     max_bytes: usize,
     requests: mpsc::Receiver<proto::SamplesRequest>,
-    inputs: &blocking::Sender<ComputeInput>,
+    inputs: &WorkSender<ComputeInput>,
 ) -> Result<(), FetchError> {
     let mut client = SamplesClient::new(channel).max_decoding_message_size(max_bytes);
     let requested = Arc::new(AtomicU64::new(0));

@@ -10,7 +10,7 @@ mod replica;
 mod store;
 mod worker;
 
-use std::sync::{Arc, mpsc as blocking};
+use std::sync::Arc;
 
 use millrace_emulator::placement::Placement;
 use millrace_engine::chunk_store::{SnapshotAction, SnapshotTracker};
@@ -25,6 +25,8 @@ use tokio::sync::{mpsc, watch};
 use super::RoleContext;
 use super::link_senders::{IterationSteps, LinkSenders};
 use super::swarmx::serve;
+use super::watchdog::Watchdog;
+use super::work_queue::{WorkReceiver, WorkSender, work_queue};
 use crate::control::client::{ComputeUsage, ControlSession, SessionEvent};
 use crate::control::job::CompiledJob;
 use crate::error::AgentError;
@@ -51,7 +53,7 @@ pub async fn run(context: RoleContext, terminate: Signal) -> Result<(), AgentErr
     settings.job.send_replace(Some(LinkJob::of(&session.job)));
     let shard = Shard::new(context.me().index, session.job.plan.clone());
     // The channel is unbounded; sends are bounded by the root's grants, sums and their results by the backlog.
-    let (work, jobs) = blocking::channel();
+    let (work, jobs) = work_queue();
     let (done, results) = mpsc::unbounded_channel();
     let backlog = Arc::new(backlog_of(&session.job));
     let driver = ShardDriver {
@@ -93,8 +95,8 @@ struct ShardDriver {
     store: Option<Arc<ShardStore>>,
     /// What other replicas may copy.
     copies: watch::Sender<Option<CopySource>>,
-    jobs: Option<blocking::Receiver<StoreTask>>,
-    work: blocking::Sender<StoreTask>,
+    jobs: Option<WorkReceiver<StoreTask>>,
+    work: WorkSender<StoreTask>,
     done: mpsc::UnboundedSender<StoreTaskResult>,
     results: mpsc::UnboundedReceiver<StoreTaskResult>,
     backlog: Arc<SumBacklog>,
@@ -242,7 +244,7 @@ impl ShardDriver {
 
     /// Discards the parameters that were loaded before, with all work and results of their threads.
     fn discard_store(&mut self) {
-        let ((work, jobs), (done, results)) = (blocking::channel(), mpsc::unbounded_channel());
+        let ((work, jobs), (done, results)) = (work_queue(), mpsc::unbounded_channel());
         (self.store, self.work, self.jobs, self.done, self.results) = (None, work, Some(jobs), done, results);
         self.copies.send_replace(None);
         self.backlog = Arc::new(backlog_of(&self.session.job));
@@ -266,7 +268,12 @@ impl ShardDriver {
         if let Some(jobs) = self.jobs.take() {
             let (plan, done) = (self.session.job.hash, self.done.clone());
             let worker = StoreWorker::new(store.clone(), done, self.backlog.clone(), stall.clone(), plan);
-            spawn("store", move || worker.run(jobs)).map(drop)?;
+            let watchdog = Watchdog::watch("store", stall.clone(), jobs.queued());
+            let run = move || {
+                worker.run(jobs);
+                drop(watchdog);
+            };
+            spawn("store", run).map(drop)?;
         }
         self.store = Some(store.clone());
         Ok(store)

@@ -3,7 +3,7 @@
 //! * A replica sends a chunk only as of the requested step. If its shard has continued meanwhile, the copy fails.
 //! * The store's thread reads one chunk at a time, between its other work, so that a slow receiver delays nothing.
 
-use std::sync::{Arc, mpsc as blocking};
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -22,6 +22,7 @@ use tonic::{Request, Response, Status};
 use super::store::ShardStore;
 use super::worker::StoreTask;
 use crate::member::Member;
+use crate::roles::work_queue::WorkSender;
 
 /// Parts that wait for the receiver of a copy.
 const MAX_QUEUED_PARTS: usize = 4;
@@ -32,7 +33,7 @@ const PROGRESS_TIMEOUT: Duration = Duration::from_secs(10);
 #[derive(Clone)]
 pub struct CopySource {
     pub store: Arc<ShardStore>,
-    pub work: blocking::Sender<StoreTask>,
+    pub work: WorkSender<StoreTask>,
     pub plan: PlanHash,
     pub shards: u32,
 }
@@ -158,6 +159,7 @@ mod tests {
 
     use super::*;
     use crate::control::job::JobDocument;
+    use crate::roles::work_queue::work_queue;
 
     #[test]
     fn only_replicas_of_the_shard_with_the_same_plan_may_copy() {
@@ -166,7 +168,7 @@ mod tests {
         let job = params.resolve(&FlagOverrides::default()).unwrap().job;
         let job = JobDocument::new(job, MachineSpec::default()).unwrap().compile(Isa::detect()).unwrap();
         let store = Arc::new(ShardStore::new(job.clone(), 1, 2, StallClock::new()).unwrap());
-        let (work, _tasks) = blocking::channel();
+        let (work, _tasks) = work_queue();
         let (copies, source) = watch::channel(None);
         let service = ReplicaService::new(3, source);
         let code = |role, index, plan| {

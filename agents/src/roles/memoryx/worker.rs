@@ -1,7 +1,7 @@
 //! The thread that processes the chunk store, and the thread that writes a snapshot.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, mpsc as blocking};
 use std::thread::JoinHandle;
 
 use bytes::Bytes;
@@ -18,6 +18,7 @@ use tokio::sync::{mpsc, oneshot};
 use super::store::ShardStore;
 use crate::error::AgentError;
 use crate::links::LinkSender;
+use crate::roles::work_queue::WorkReceiver;
 
 /// Work for the store's thread.
 pub enum StoreTask {
@@ -123,7 +124,7 @@ impl StoreWorker {
     }
 
     /// Processes jobs until all senders are dropped, or until the store is inconsistent.
-    pub fn run(mut self, jobs: blocking::Receiver<StoreTask>) {
+    pub fn run(mut self, jobs: WorkReceiver<StoreTask>) {
         loop {
             let waiting = self.stall.start(StallReason::Grads);
             let Ok(job) = jobs.recv() else { return };

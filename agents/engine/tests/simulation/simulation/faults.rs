@@ -55,6 +55,10 @@ impl Simulation<'_> {
                     self.network.cut_link(key);
                 }
             }
+            Fault::Overdue => {
+                let epoch = self.coordinator.as_ref().map(|coordinator| coordinator.machine.epoch());
+                return epoch.map_or(Ok(()), |epoch| self.command(CoordinatorEvent::IterationOverdue { epoch }));
+            }
             Fault::FailWrite => self.network.failing_writes += 1,
             // A request without effect is repeated.
             Fault::Checkpoint | Fault::Stop if self.coordinator.is_none() => {

@@ -24,6 +24,7 @@
 mod admission;
 mod checkpointing;
 mod departures;
+mod overdue;
 mod resizing;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -57,6 +58,7 @@ use crate::error::AgentError;
 use crate::launch::{Exit, LaunchDocument};
 use checkpointing::{SaveFailure, SaveTaskResult, SaveTimer};
 use departures::{JOIN_TIMEOUT, LostAgent};
+use overdue::IterationTimeout;
 
 /// How long a run that stops early waits for shards that may hold steps of an earlier coordinator.
 const STOP_SHARD_TIMEOUT: Duration = Duration::from_secs(10);
@@ -131,6 +133,8 @@ pub struct CoordinatorDriver {
     join_deadline: Instant,
     /// The epoch in which a link failed, and when its backoff ends.
     backoff: Option<(Epoch, Instant)>,
+    /// How long the iteration in progress may take.
+    iteration_timeout: IterationTimeout,
     /// Deadline of a run that was stopped before all agents joined.
     stop_by: Option<Instant>,
     /// The reason in the first stop request, if there was one.
@@ -194,6 +198,7 @@ impl CoordinatorDriver {
             speeds: SystemSpeeds::new(Instant::now()),
             join_deadline: Instant::now() + JOIN_TIMEOUT,
             backoff: None,
+            iteration_timeout: IterationTimeout::default(),
             stop_by: None,
             stop_reason: None,
             is_leaving: false,
@@ -220,7 +225,8 @@ impl CoordinatorDriver {
             let lost = self.lost_agents.values().filter_map(LostAgent::deadline).min();
             let backoff = self.backoff.map(|(_, until)| until);
             let join = self.machine.is_none().then_some(self.join_deadline);
-            let deadlines = [lost, self.stop_by, backoff, join, self.save_timer.deadline()];
+            let iteration = self.iteration_timeout.deadline();
+            let deadlines = [lost, self.stop_by, backoff, join, iteration, self.save_timer.deadline()];
             let deadline = deadlines.into_iter().flatten().min();
             let heartbeat = self.reporter.heartbeat_due();
             // Every branch is cancel-safe: one that another branch overtakes loses no event.
@@ -239,8 +245,8 @@ impl CoordinatorDriver {
         Ok(())
     }
 
-    /// Handles the first deadline that has passed: the end of a backoff, an early stop, a due checkpoint, or a timeout
-    /// of lost agents.
+    /// Handles the first deadline that has passed: the end of a backoff, an early stop, a due checkpoint, an overdue
+    /// iteration, or a timeout of lost agents.
     fn handle_deadlines(&mut self) -> Result<(), AgentError> {
         if let Some((epoch, _)) = self.backoff.take_if(|(_, until)| *until <= Instant::now()) {
             return self.handle_event(CoordinatorEvent::BackoffElapsed { epoch });
@@ -254,6 +260,9 @@ impl CoordinatorDriver {
         }
         if let Some(due) = self.save_timer.fire(Instant::now()) {
             return self.handle_event(due.event());
+        }
+        if let Some(overdue) = self.overdue_iteration() {
+            return self.handle_event(overdue);
         }
         self.announce_lost_agents();
         Ok(())
@@ -342,7 +351,12 @@ impl CoordinatorDriver {
     fn execute(&mut self, command: CoordinatorCommand) -> Result<(), AgentError> {
         self.spans.on_command(&command);
         match command {
-            CoordinatorCommand::Send(agent, command) => self.send(agent, &command),
+            CoordinatorCommand::Send(agent, command) => {
+                if let AgentCommand::Open { epoch, iteration } = command {
+                    self.iteration_timeout.on_opened(epoch, iteration, Instant::now());
+                }
+                self.send(agent, &command);
+            }
             CoordinatorCommand::StageCheckpoint { step } => self.stage(step),
             CoordinatorCommand::PublishCheckpoint { digests, record, history, .. } => {
                 self.publish(digests, record, history);
@@ -356,6 +370,7 @@ impl CoordinatorDriver {
                 self.reporter.restored(shard, from, to);
             }
             CoordinatorCommand::Epoch { epoch, placement } => {
+                self.iteration_timeout.on_epoch(&placement);
                 self.reporter.epoch(epoch, placement.systems.len(), placement.rounds.len());
             }
             CoordinatorCommand::Backoff { epoch, after, reporter, peer, failures } => {
@@ -377,11 +392,15 @@ impl CoordinatorDriver {
             CoordinatorCommand::EvaluateNext(_) => self.next_checkpoint(),
             CoordinatorCommand::Evaluating => self.reporter.evaluating(),
             CoordinatorCommand::ReportStep { record, metrics } => {
+                self.iteration_timeout.on_finished(Instant::now());
                 self.reporter.step(&record, &metrics);
                 self.measure_speeds();
             }
             CoordinatorCommand::ReportSkip(skipped) => self.reporter.skipped(&skipped),
-            CoordinatorCommand::ReportEvalBatch(evaluation) => self.reporter.eval_batch(&evaluation),
+            CoordinatorCommand::ReportEvalBatch(evaluation) => {
+                self.iteration_timeout.on_finished(Instant::now());
+                self.reporter.eval_batch(&evaluation);
+            }
             CoordinatorCommand::ReportEvaluation(evaluation) => self.reporter.evaluated(&evaluation),
             CoordinatorCommand::End(outcome) => {
                 self.end = Some(RunEnd::of(outcome, self.launch.mode, self.stop_reason.as_deref()))
