@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use millrace_checkpoint::{CheckpointMetadata, Error, LoadStrictness, LockError, StepHistory};
-use millrace_emulator::numerics::NumericsProfile;
+use millrace_emulator::numerics::{Isa, NumericsProfile};
 use millrace_emulator::plan::StreamPlan;
 use millrace_engine::types::TrainingHistory;
 use millrace_params::JobSpec;
@@ -82,6 +82,11 @@ pub fn check_last_step(path: &Path, step: u64, max_steps: u64) -> Result<(), Age
         "give a larger max_steps, which counts from step 0; or train the loaded weights from step 0 on, as for \
          fine-tuning, with --load_checkpoint_states model",
     ))
+}
+
+/// Returns the instruction set in a numerics profile; `None` if the profile or the set is unknown.
+pub fn isa_of_profile(profile: &str) -> Option<Isa> {
+    serde_json::from_str(profile).ok().map(|profile: NumericsProfile| profile.isa)
 }
 
 /// Checks that a run with the numerics profile `now` may continue from a checkpoint with the profile `before`. Profiles

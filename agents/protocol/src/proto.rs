@@ -60,10 +60,6 @@ pub struct Hello {
     /// Address of its data port for other agents; empty for systems.
     #[prost(string, tag = "3")]
     pub address: ::prost::alloc::string::String,
-    /// Best instruction set of the agent's machine; the job is pinned to the best that all support. An agent that rejoins
-    /// sends the one that the job is pinned to.
-    #[prost(string, tag = "4")]
-    pub isa: ::prost::alloc::string::String,
     /// State of a shard: a `ShardState` of the engine, in postcard.
     #[prost(bytes = "bytes", optional, tag = "5")]
     pub shard: ::core::option::Option<::prost::bytes::Bytes>,
@@ -73,6 +69,9 @@ pub struct Hello {
     /// A random number that distinguishes the process from others of the same name.
     #[prost(fixed64, tag = "7")]
     pub instance: u64,
+    /// Instruction sets of the agent's machine. An agent that rejoins sends only the one that the job is pinned to.
+    #[prost(string, repeated, tag = "8")]
+    pub instruction_sets: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ToAgent {

@@ -121,7 +121,7 @@ pub struct GenerateArgs {
     /// Continue after the end of the document
     #[arg(long)]
     pub ignore_end: bool,
-    /// Pin the instruction set: avx512, avx2 or portable
+    /// Pin the instruction set: avx512, avx2, neon or portable
     #[arg(long)]
     pub isa: Option<Isa>,
     /// Number of compute threads; by default the machine's cores
@@ -313,7 +313,7 @@ pub struct RunArgs {
     /// Level of the logs: DEBUG, VERBOSE, INFO, WARNING or ERROR
     #[arg(long, value_name = "LEVEL")]
     pub logging: Option<String>,
-    /// Pin the instruction set: avx512, avx2 or portable
+    /// Pin the instruction set: avx512, avx2, neon or portable
     #[arg(long)]
     pub isa: Option<Isa>,
     /// Number of compute threads of each system; by default its share of the machine's cores
@@ -497,7 +497,7 @@ mod tests {
             ("train tiny.yaml", "invalid value 'tiny.yaml'", "name the params file with -p: -p tiny.yaml"),
             ("train -p a.yaml --frob", "unexpected argument '--frob' found", "see millrace-agent --help"),
             ("samples -p a.yaml --steps 0 -o b", "invalid value '0' for '--steps <STEPS>'", "--help"),
-            ("train -p a.yaml --isa sse", "choose one of avx512, avx2, portable", "--help"),
+            ("train -p a.yaml --isa sse", "choose one of avx512, avx2, neon or portable", "--help"),
         ] {
             let error = parse(line).unwrap_err();
             let sentence = error_sentence(&error);

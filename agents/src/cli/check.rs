@@ -13,7 +13,7 @@ use rustix::fs::Access;
 use super::args::RunArgs;
 use super::error::CliError;
 use super::job::PreparedJob;
-use crate::checkpoints::{check_last_step, check_same_profile, load_strictness};
+use crate::checkpoints::{check_last_step, check_same_profile, isa_of_profile, load_strictness};
 use crate::dataset_epoch::DatasetEpoch;
 use crate::error::AgentError;
 use crate::host::{self, HostMemory};
@@ -144,8 +144,12 @@ fn check_checkpoint(prepared: &PreparedJob, flags: &RunArgs) -> Result<(), CliEr
     };
     if run.mode.trains() && explicit.is_some() {
         // All processes run on this machine, so the profile is known before anything is started.
-        let current = serde_json::to_string(&prepared.profile(flags.isa)).map_err(AgentError::local)?;
-        check_same_profile(checkpoint.numerics_profile(), &current, flags.allow_profile_change)?;
+        let before = checkpoint.numerics_profile();
+        // A run keeps the instruction set of the checkpoint if it can.
+        let kept = isa_of_profile(before).filter(|isa| !flags.allow_profile_change && isa.available());
+        let isa = flags.isa.or(kept);
+        let current = serde_json::to_string(&prepared.profile(isa)).map_err(AgentError::local)?;
+        check_same_profile(before, &current, flags.allow_profile_change)?;
     }
     if run.mode.trains() && run.load_checkpoint_states.global_step {
         check_last_step(checkpoint.path(), checkpoint.step(), run.max_steps)?;

@@ -9,7 +9,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use millrace_emulator::numerics::Isa;
+use millrace_emulator::numerics::{Isa, IsaSet};
 use millrace_engine::message::{AgentCommand, AgentReport, ShardState};
 use millrace_engine::types::{AgentId, ComputeWork};
 use millrace_protocol::proto::{self, control_client::ControlClient, from_agent, to_agent};
@@ -48,8 +48,8 @@ pub struct AgentInfo {
     pub me: AgentId,
     /// Address at which other agents dial its data port; empty for systems.
     pub address: String,
-    /// Best instruction set that the agent may use. After the first join, the one to which the job is pinned.
-    pub isa: Isa,
+    /// Instruction sets that the agent may use. After the first join, the one to which the job is pinned.
+    pub isas: IsaSet,
     /// State of a shard; `None` for other roles.
     pub shard: Option<ShardState>,
     /// The job that the agent belongs to; empty before the first join.
@@ -198,7 +198,8 @@ impl ControlSession {
         let (attempt, plan, profile) = (welcome.attempt, &job.hash, &job.profile);
         tracing::info!(attempt, %plan, "joined attempt {attempt} with plan {plan}, {profile}");
         // From now on, the agent computes this job with this instruction set, also for later coordinators.
-        (connector.introduction.isa, connector.introduction.uid) = (job.profile.isa, welcome.uid);
+        connector.introduction.isas = [job.profile.isa].into_iter().collect();
+        connector.introduction.uid = welcome.uid;
         let spans = AgentSpans::begin(connector.introduction.me, attempt, &welcome.traceparent, stall);
         outbox.spans = spans.clone();
         Ok(Self { job, outbox, spans, connector, stream })
@@ -361,12 +362,12 @@ async fn send_hello(
     instance: u64,
     messages: mpsc::Receiver<proto::FromAgent>,
 ) -> Result<(proto::Welcome, Streaming<proto::ToAgent>), Status> {
-    let AgentInfo { me, address, isa, shard, uid } = introduction;
+    let AgentInfo { me, address, isas, shard, uid } = introduction;
     let hello = from_agent::Message::Hello(proto::Hello {
         role: me.role.as_str().to_owned(),
         index: me.index,
         address: address.clone(),
-        isa: isa.to_string(),
+        instruction_sets: isas.iter().map(|isa| isa.to_string()).collect(),
         shard: shard.as_ref().map(codec::encode),
         uid: uid.clone(),
         instance,
@@ -403,8 +404,7 @@ fn decode_job(welcome: &proto::Welcome) -> Result<JobDocument, AgentError> {
 }
 
 fn compile_job_document(welcome: &proto::Welcome) -> Result<CompiledJob, AgentError> {
-    let isa = Isa::ALL.into_iter().find(|isa| isa.to_string() == welcome.isa);
-    let isa = isa.ok_or_else(|| {
+    let isa: Isa = welcome.isa.parse().map_err(|_| {
         AgentError::local(format!("the coordinator requires the unknown instruction set {:?}", welcome.isa))
     })?;
     let job = decode_job(welcome)?.compile(isa)?;

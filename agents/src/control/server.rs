@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
-use millrace_emulator::numerics::Isa;
+use millrace_emulator::numerics::IsaSet;
 use millrace_engine::message::{AgentCommand, AgentReport, ShardState};
 use millrace_engine::types::{AgentId, Role};
 use millrace_protocol::codec;
@@ -31,9 +31,9 @@ pub struct JoinedAgent {
     pub agent: AgentId,
     /// Address of its data port; empty for systems.
     pub address: String,
-    /// Best instruction set that the agent may use. For an agent that was in the job before, the one to which the job
-    /// is pinned.
-    pub isa: Isa,
+    /// Instruction sets that the agent may use. For an agent that was in the job before, the one to which the job is
+    /// pinned.
+    pub isas: IsaSet,
     /// State of a shard; `None` for other roles.
     pub shard: Option<ShardState>,
     /// The job that the agent was in before; empty on the first join. The certificate has the job that it belongs to.
@@ -194,13 +194,14 @@ impl proto::control_server::Control for ControlService {
 
 fn read_hello(hello: proto::Hello, handle: AgentHandle) -> Result<JoinedAgent, Status> {
     let role = Role::from_name(&hello.role).filter(|role| *role != Role::Coordinator);
-    let isa = Isa::ALL.into_iter().find(|isa| isa.to_string() == hello.isa);
+    // Sets that this build does not know can't be chosen.
+    let isas: IsaSet = hello.instruction_sets.iter().filter_map(|name| name.parse().ok()).collect();
     let shard = hello.shard.as_deref().map(codec::decode).transpose();
-    let (Some(role), Some(isa), Ok(shard)) = (role, isa, shard) else {
+    let (Some(role), Some(_), Ok(shard)) = (role, isas.preferred(), shard) else {
         return Err(Status::invalid_argument("the hello can't be read; run the same build on every agent"));
     };
     let agent = AgentId::new(role, hello.index);
-    Ok(JoinedAgent { agent, address: hello.address, isa, shard, uid: hello.uid, instance: hello.instance, handle })
+    Ok(JoinedAgent { agent, address: hello.address, isas, shard, uid: hello.uid, instance: hello.instance, handle })
 }
 
 /// Sends the messages of an agent as events, until its stream ends or the agent does not receive its commands.

@@ -12,7 +12,7 @@ mod termination_report;
 mod watchdog;
 mod work_queue;
 
-use millrace_emulator::numerics::Isa;
+use millrace_emulator::numerics::{Isa, IsaSet};
 use millrace_engine::message::ShardState;
 use millrace_engine::types::{AgentId, Role};
 use millrace_telemetry::journal::{AttemptOutcome, OutcomeReason};
@@ -174,8 +174,8 @@ impl RoleContext {
     ) -> Result<ControlSession, AgentError> {
         let coordinator = self.args.coordinator.as_deref();
         let coordinator = coordinator.ok_or_else(|| AgentError::bad_input("an agent needs --coordinator HOST:PORT"))?;
-        let isa = self.args.isa.unwrap_or_else(Isa::detect);
-        let introduction = AgentInfo { me: self.me(), address, isa, shard, uid: String::new() };
+        let isas = self.args.isa.map_or_else(IsaSet::detect, |isa| IsaSet::detect().up_to(isa));
+        let introduction = AgentInfo { me: self.me(), address, isas, shard, uid: String::new() };
         let stall = self.metrics.stall().clone();
         ControlSession::join(coordinator, self.args.member.clone(), introduction, &self.logger, stall, terminate).await
     }

@@ -120,13 +120,17 @@ fn checkpoint_of_other_model_is_rejected() {
 }
 
 #[test]
-fn another_instruction_set_needs_a_flag() {
+fn instruction_set_of_checkpoint_changes_only_by_flag() {
     let place = TestDir::new();
     place.succeed("train -p params.yaml -o m --num_csx 1 --max_steps 2 --isa portable");
-    if millrace_emulator::numerics::Isa::detect() == millrace_emulator::numerics::Isa::Portable {
+    let best = millrace_emulator::numerics::Isa::detect();
+    if best == millrace_emulator::numerics::Isa::Portable {
         return;
     }
-    let refused = place.run("train -p params.yaml -o new --num_csx 1 --checkpoint_path m/checkpoint_2");
+    let resume = "train -p params.yaml --num_csx 1 --checkpoint_path m/checkpoint_2";
+    place.succeed(&format!("{resume} -o kept"));
+    assert_eq!(place.info("kept/checkpoint_6")["numerics_profile"]["isa"], "portable");
+    let refused = place.run(&format!("{resume} -o new --isa {best}"));
     assert_eq!(refused.code(), 2, "{}", refused.stderr);
     assert!(refused.stderr.contains("--allow_profile_change"), "{}", refused.stderr);
     place.succeed("train -p params.yaml -o m --num_csx 1 --max_steps 3 --allow_profile_change");

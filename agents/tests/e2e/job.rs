@@ -153,6 +153,12 @@ impl<'a> Job<'a> {
         child.wait().unwrap().code()
     }
 
+    /// Waits until an agent has ended by itself; returns its exit code.
+    pub fn end_of(&mut self, agent: &str) -> Option<i32> {
+        let at = self.agents.iter().position(|(name, _)| name == agent).unwrap();
+        self.agents.swap_remove(at).1.wait().unwrap().code()
+    }
+
     /// Reads the coordinator's standard output up to a line that contains `word`; returns the line.
     pub fn wait_for(&mut self, word: &str) -> String {
         let mut line = String::new();

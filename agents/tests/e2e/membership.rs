@@ -171,12 +171,30 @@ fn agents_refuse_the_coordinator_of_another_job() {
     }
 }
 
+/// The run continues with the other systems, and with the bits of the checkpoint's instruction set.
+#[test]
+fn system_without_instruction_set_of_checkpoint_is_rejected() {
+    const STEPS: u64 = 6;
+    if Isa::detect() == Isa::Portable {
+        return;
+    }
+    let place = TestDir::new();
+    place.succeed("train_and_eval -p params.yaml -o m --num_csx 1 --max_steps 2");
+    let mut job = Job::coordinator_only(&place, STEPS, &[]);
+    job.join_with("cs2-1", &["--isa", "portable"]);
+    AGENTS.into_iter().filter(|agent| *agent != "cs2-1").for_each(|agent| job.join(agent));
+    assert_eq!(job.end_of("cs2-1"), Some(3));
+    assert_eq!(job.end(), Some(0));
+    place.succeed(&format!("train_and_eval -p params.yaml -o whole --num_csx 1 --max_steps {STEPS}"));
+    assert_eq!(place.result("m", STEPS), place.result("whole", STEPS));
+}
+
 /// All systems compute with the lowest instruction set of the fleet, bit-identically, and report it.
 #[test]
 fn job_uses_the_instruction_set_that_all_systems_share() {
     const STEPS: u64 = 4;
     let cases = [("cs2-1", Isa::Avx2), ("cs2-0", Isa::Portable)];
-    let cases: Vec<_> = cases.into_iter().filter(|(_, least)| *least < Isa::detect()).collect();
+    let cases: Vec<_> = cases.into_iter().filter(|(_, least)| least.available() && *least != Isa::detect()).collect();
     assert!(!cases.is_empty() || !cfg!(target_arch = "x86_64"), "this test needs a CPU with AVX2");
     for (lesser, least) in cases {
         let place = TestDir::new();
@@ -189,14 +207,15 @@ fn job_uses_the_instruction_set_that_all_systems_share() {
         let info = place.info(&format!("m/checkpoint_{STEPS}"));
         assert_eq!(info["numerics_profile"]["isa"], least.to_string());
 
-        // On machines with a better instruction set, training continues only if the user accepts it, and the checkpoint
-        // records it.
-        let further = format!("train -p params.yaml -o m --num_csx 2 --max_steps {}", STEPS + 1);
-        let refused = place.run(&further);
-        assert_eq!(refused.code(), 2, "{}", refused.stderr);
-        assert!(refused.stderr.contains("--allow_profile_change"), "{}", refused.stderr);
-        place.succeed(&format!("{further} --allow_profile_change"));
+        // On machines with a better instruction set, training keeps that of the checkpoint unless the user accepts the
+        // better one, and the checkpoint records it.
+        let further = |steps: u64| format!("train -p params.yaml -o m --num_csx 2 --max_steps {steps}");
+        let kept = place.succeed(&further(STEPS + 1)).stdout;
+        assert!(kept.contains(&format!("Kept as in the checkpoint: the instruction set {least}.")), "{kept}");
         let info = place.info(&format!("m/checkpoint_{}", STEPS + 1));
+        assert_eq!(info["numerics_profile"]["isa"], least.to_string());
+        place.succeed(&format!("{} --allow_profile_change", further(STEPS + 2)));
+        let info = place.info(&format!("m/checkpoint_{}", STEPS + 2));
         assert_eq!(info["numerics_profile"]["isa"], Isa::detect().to_string());
         assert!(info["notes"].to_string().contains(&format!("from {{\\\"isa\\\":\\\"{least}")), "{info}");
     }

@@ -58,7 +58,7 @@ async fn join(channel: Channel, name: &str) -> Status {
         role: role.as_str().to_owned(),
         index,
         address: "127.0.0.1:1".to_owned(),
-        isa: "portable".to_owned(),
+        instruction_sets: vec!["portable".to_owned()],
         instance: 7,
         ..proto::Hello::default()
     };

@@ -66,7 +66,7 @@ fn flops_per_round(simd: Simd) -> f64 {
     let lanes = match simd.isa() {
         Isa::Avx512 => 16,
         Isa::Avx2 => 8,
-        Isa::Portable => 4,
+        Isa::Portable | Isa::Neon => 4,
     };
     (2 * CHAINS * lanes) as f64
 }

@@ -16,4 +16,4 @@ pub mod profile;
 pub mod random;
 
 pub use millrace_params::Precision;
-pub use profile::{GEMM_INNER_BLOCK, Isa, NumericsProfile, UnknownIsa, largest_chunk};
+pub use profile::{GEMM_INNER_BLOCK, Isa, IsaSet, NumericsProfile, UnknownIsa, largest_chunk};

@@ -15,13 +15,14 @@ use crate::plan::{Chunk, StreamPlan};
 /// size. 1,024 covers the tokens of a default leaf, so that a weight gradient is a single chain.
 pub const GEMM_INNER_BLOCK: usize = 1024;
 
-/// Instruction set a kernel is compiled for, in ascending order: the best one that several machines share is the
-/// minimum.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+/// Instruction set a kernel is compiled for. Machines have sets of them, see [`IsaSet`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Isa {
-    /// The baseline of the target (SSE2 on x86-64, NEON on aarch64).
+    /// The baseline of x86-64, SSE2, and of any other target but aarch64.
     Portable,
+    /// The baseline of aarch64.
+    Neon,
     /// AVX2 with FMA.
     Avx2,
     /// AVX-512 F, BW, DQ, VL and CD.
@@ -29,11 +30,27 @@ pub enum Isa {
 }
 
 impl Isa {
-    /// Every instruction set, lowest first.
-    pub const ALL: [Isa; 3] = [Isa::Portable, Isa::Avx2, Isa::Avx512];
+    /// Every instruction set; of two that a machine has, the later one is preferred.
+    pub const ALL: [Isa; 4] = [Isa::Portable, Isa::Neon, Isa::Avx2, Isa::Avx512];
 
-    /// Detects the best instruction set of this CPU.
+    /// Detects the preferred instruction set of this CPU.
     pub fn detect() -> Isa {
+        IsaSet::detect().preferred().unwrap_or(Isa::Portable)
+    }
+
+    /// Returns whether this CPU can run code compiled for `self`.
+    pub fn available(self) -> bool {
+        IsaSet::detect().contains(self)
+    }
+}
+
+/// The instruction sets that a machine has. Machines of different kinds may have none in common.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct IsaSet(u8);
+
+impl IsaSet {
+    /// Detects the instruction sets of this CPU.
+    pub fn detect() -> Self {
         #[cfg(target_arch = "x86_64")]
         {
             let avx2 = is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma");
@@ -42,25 +59,51 @@ impl Isa {
                 && is_x86_feature_detected!("avx512dq")
                 && is_x86_feature_detected!("avx512vl")
                 && is_x86_feature_detected!("avx512cd");
-            if avx2 && avx512 {
-                return Isa::Avx512;
-            }
-            if avx2 {
-                return Isa::Avx2;
-            }
+            let detected = [(Isa::Portable, true), (Isa::Avx2, avx2), (Isa::Avx512, avx2 && avx512)];
+            return detected.into_iter().filter_map(|(isa, has)| has.then_some(isa)).collect();
         }
-        Isa::Portable
+        #[allow(unreachable_code, reason = "of other targets")]
+        [if cfg!(target_arch = "aarch64") { Isa::Neon } else { Isa::Portable }].into_iter().collect()
     }
 
-    /// Returns whether this CPU can run code compiled for `self`.
-    pub fn available(self) -> bool {
-        self <= Isa::detect()
+    /// Returns whether `isa` is one of the sets.
+    pub const fn contains(self, isa: Isa) -> bool {
+        self.0 & (1 << isa as u8) != 0
+    }
+
+    /// Returns the sets, the preferred one last.
+    pub fn iter(self) -> impl DoubleEndedIterator<Item = Isa> {
+        Isa::ALL.into_iter().filter(move |isa| self.contains(*isa))
+    }
+
+    /// Returns the preferred one; `None` if there is none.
+    pub fn preferred(self) -> Option<Isa> {
+        self.iter().next_back()
+    }
+
+    /// Returns these sets without those that are preferred to `isa`.
+    #[must_use]
+    pub fn up_to(self, isa: Isa) -> Self {
+        self.iter().filter(|other| *other as u8 <= isa as u8).collect()
+    }
+
+    /// Returns the set that most of the machines have, and of several such sets the preferred one; `None` without
+    /// machines.
+    pub fn most_common(machines: impl IntoIterator<Item = Self> + Clone) -> Option<Isa> {
+        let count = |isa: &Isa| machines.clone().into_iter().filter(|machine| machine.contains(*isa)).count();
+        Isa::ALL.into_iter().filter(|isa| count(isa) > 0).max_by_key(count)
+    }
+}
+
+impl FromIterator<Isa> for IsaSet {
+    fn from_iter<I: IntoIterator<Item = Isa>>(sets: I) -> Self {
+        Self(sets.into_iter().fold(0, |bits, isa| bits | (1 << isa as u8)))
     }
 }
 
 /// The name is not that of an instruction set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("choose one of {}, {}, {}", Isa::Avx512, Isa::Avx2, Isa::Portable)]
+#[error("choose one of {}, {}, {} or {}", Isa::Avx512, Isa::Avx2, Isa::Neon, Isa::Portable)]
 pub struct UnknownIsa;
 
 impl FromStr for Isa {
@@ -75,6 +118,7 @@ impl fmt::Display for Isa {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Isa::Portable => "portable",
+            Isa::Neon => "neon",
             Isa::Avx2 => "avx2",
             Isa::Avx512 => "avx512",
         })
@@ -179,9 +223,26 @@ mod tests {
     }
 
     #[test]
-    fn lowest_isa_always_runs_and_order_is_ascending() {
-        assert!(Isa::Portable.available());
-        assert!(Isa::ALL.is_sorted());
-        assert!(Isa::detect().available());
+    fn preferred_set_of_this_machine_runs() {
+        assert!(Isa::detect().available() && IsaSet::detect().contains(Isa::detect()));
+        assert!(!(Isa::Portable.available() && Isa::Neon.available()), "these are of different machines");
+    }
+
+    #[test]
+    fn machines_share_the_set_that_most_of_them_have() {
+        let set = |sets: &[Isa]| sets.iter().copied().collect::<IsaSet>();
+        let old = set(&[Isa::Portable, Isa::Avx2]);
+        let (new, arm) = (set(&[Isa::Portable, Isa::Avx2, Isa::Avx512]), set(&[Isa::Neon]));
+        assert_eq!((new.preferred(), IsaSet::default().preferred()), (Some(Isa::Avx512), None));
+        for (machines, expected) in [
+            (vec![new, new], Some(Isa::Avx512)),
+            (vec![new, new, old], Some(Isa::Avx2)),
+            (vec![new, arm, new], Some(Isa::Avx512)),
+            (vec![arm, old, arm], Some(Isa::Neon)),
+            (vec![], None),
+        ] {
+            assert_eq!(IsaSet::most_common(machines.iter().copied()), expected, "{machines:?}");
+        }
+        assert_eq!((new.up_to(Isa::Avx2), arm.up_to(Isa::Portable)), (old, IsaSet::default()));
     }
 }

@@ -425,7 +425,7 @@ mod tests {
             ("role cs2 --index 4294967296", "4294967295"),
             ("role cs2 --threads 0", "1..=65535"),
             ("role cs2 --threads 65536", "1..=65535"),
-            ("role cs2 --isa sse", "choose one of avx512, avx2, portable"),
+            ("role cs2 --isa sse", "choose one of avx512, avx2, neon or portable"),
             ("role cs2 --logging LOUD", "VERBOSE"),
             ("role cs2 --log_format xml", "text and json"),
             ("role cs2 --data_encryption maybe", "choose on or off"),

@@ -8,7 +8,7 @@ use millrace_checkpoint::{
     Checkpoint, LineagePoint, ModelDirLock, Moments, PlanReader, VerificationLevel, check_weights,
     contains_checkpoints, import_weights, list, newest_complete,
 };
-use millrace_emulator::numerics::{NumericsProfile, largest_chunk};
+use millrace_emulator::numerics::{Isa, NumericsProfile, largest_chunk};
 use millrace_engine::message::ParameterSource;
 use millrace_engine::types::TrainingHistory;
 use millrace_params::{InputSpec, JobSpec, Mode};
@@ -38,6 +38,13 @@ pub struct StartPoint {
     pub history: TrainingHistory,
     /// Sentences for the user.
     pub report: Vec<String>,
+}
+
+impl StartPoint {
+    /// Returns the instruction set of the checkpoint, if the run begins with one whose profile is known.
+    pub fn isa(&self) -> Option<Isa> {
+        checkpoints::isa_of_profile(self.profile.as_deref()?)
+    }
 }
 
 /// What the user named for a run to start from.
@@ -369,7 +376,6 @@ pub fn has_evaluation(model_dir: &Path, step: u64) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use millrace_emulator::numerics::Isa;
     use millrace_params::{FlagOverrides, MachineSpec, Params};
 
     use super::*;

@@ -6,13 +6,15 @@
 //!   one has ended.
 //! * Shards may hold parameters of an earlier coordinator of this job. The run then continues from these parameters,
 //!   with the instruction set to which the shards are pinned.
+//! * Training that continues from a checkpoint keeps the instruction set of the checkpoint, if any agent has it. Agents
+//!   whose machines lack the chosen set are rejected; the run continues with the others if they suffice.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Instant;
 
 use millrace_checkpoint::{ResumeHistory, begin_lineage, continue_lineage};
-use millrace_emulator::numerics::Isa;
+use millrace_emulator::numerics::{Isa, IsaSet};
 use millrace_engine::coordinator::{Coordinator, CoordinatorEvent, RequiredAgents, ResumeState, StepProgress};
 use millrace_engine::message::ShardState;
 use millrace_engine::types::{AgentId, Role};
@@ -121,21 +123,43 @@ impl CoordinatorDriver {
 
     /// Returns the waiting MemoryX agents that hold parameters of this job from an earlier coordinator, with
     /// instruction set and state.
-    fn shards_with_parameters(&self) -> impl Iterator<Item = (AgentId, Isa, ShardState)> {
-        let shards = self.pending_agents.values().filter_map(|(_, hello)| Some((hello.agent, hello.isa, hello.shard?)));
+    fn shards_with_parameters(&self) -> impl Iterator<Item = (AgentId, IsaSet, ShardState)> {
+        let shards =
+            self.pending_agents.values().filter_map(|(_, hello)| Some((hello.agent, hello.isas, hello.shard?)));
         shards.filter(|(.., state)| state.loaded)
+    }
+
+    /// Returns the instruction set of the run: the one to which shards with parameters are pinned; the one of the
+    /// checkpoint that training continues from, if an agent has it; or the one that most agents have.
+    fn choose_isa(&self) -> Isa {
+        let Self { launch, start_point, .. } = self;
+        if let Some(held) = self.shards_with_parameters().find_map(|(_, isas, _)| isas.preferred()) {
+            return held;
+        }
+        let machines = self.pending_agents.values().map(|(_, hello)| hello.isas);
+        let allowed = machines.map(|isas| launch.isa.map_or(isas, |isa| isas.up_to(isa)));
+        let common = IsaSet::most_common(allowed.clone()).unwrap_or(self.compiled.profile.isa);
+        let is_free = launch.isa.is_some() || launch.resume.accept_other_profile || !launch.mode.trains();
+        let has = |isa: &Isa| allowed.clone().any(|isas| isas.contains(*isa));
+        match start_point.isa().filter(|isa| !is_free && has(isa)) {
+            Some(kept) if kept != common => {
+                self.reporter.line(format!(
+                    "Kept as in the checkpoint: the instruction set {kept}. The machines have {common}, which gives \
+                     different bits; --allow_profile_change uses it."
+                ));
+                kept
+            }
+            _ => common,
+        }
     }
 
     /// Pins the numerics profile and creates the state machine.
     fn pin_profile(&mut self) -> Result<(), AgentError> {
-        let pinned = self.shards_with_parameters().map(|(_, isa, _)| isa).min();
+        let isa = self.choose_isa();
         let committed =
             self.shards_with_parameters().filter_map(|(.., state)| state.record).map(|record| record.step).max();
         let Self { launch, compiled, start_point, remaining_checkpoints, eval_batches, lock, .. } = self;
-        // Shards that hold parameters determine the instruction set, whatever the other agents have. Without such
-        // shards, it is the best one that all agents have.
-        let best = || self.pending_agents.values().map(|(_, hello)| hello.isa).min().unwrap_or(Isa::Portable);
-        compiled.profile.isa = pinned.unwrap_or_else(|| best().min(compiled.profile.isa));
+        compiled.profile.isa = isa;
         let note = check_profile(launch, compiled, start_point.profile.as_deref())?;
         self.checkpoint_writer =
             Some(Arc::new(CheckpointWriter::new(lock.clone(), compiled.clone(), note.into_iter().collect())));
@@ -162,11 +186,13 @@ impl CoordinatorDriver {
 
     fn admit(&mut self, number: StreamNumber, hello: &JoinedAgent) -> Result<(), AgentError> {
         let compiled = &self.compiled;
-        if hello.isa < compiled.profile.isa {
-            hello.handle.reject(&format!(
-                "the job is pinned to {}, which {}'s machine does not support; all machines of a job need it",
+        if !hello.isas.contains(compiled.profile.isa) {
+            let reason = format!(
+                "the job computes with {}, which the machine of {} does not support; run it on machines that do",
                 compiled.profile.isa, hello.agent
-            ));
+            );
+            tracing::warn!(peer = %hello.agent, "rejected {}: {reason}", hello.agent);
+            hello.handle.reject(&reason);
             return Ok(());
         }
         hello.handle.send_job(proto::Welcome {
