@@ -52,13 +52,13 @@ pub fn traffic(plan: &StreamPlan, placement: &Placement) -> Traffic {
     let (mut sums, mut max_partial_sums) = (0u64, 0);
     let replicas = placement.memoryx.len() as u64 / u64::from(placement.shards.max(1));
     for round in 0..placement.rounds.len() {
-        let systems = (0..placement.systems.len()).map(|index| placement.system_nodes(index, round).len());
-        let swarm = (0..placement.swarm.len()).map(|index| placement.swarm_nodes(index, round).len());
+        let systems = (0..placement.systems.len()).map(|index| (placement.system_nodes(index, round).len(), 1));
         // The root, which is the first node, sends each sum to every replica of its shard.
-        let of_root = placement.swarm.first().map_or(0, |_| placement.swarm_nodes(0, round).len() as u64);
-        sums += of_root * replicas.saturating_sub(1);
-        for count in systems.chain(swarm) {
-            sums += count as u64;
+        let receivers = |index| if index == 0 { replicas } else { 1 };
+        let swarm =
+            (0..placement.swarm.len()).map(|index| (placement.swarm_nodes(index, round).len(), receivers(index)));
+        for (count, receivers) in systems.chain(swarm) {
+            sums += count as u64 * receivers;
             max_partial_sums = max_partial_sums.max(count as u32);
         }
     }

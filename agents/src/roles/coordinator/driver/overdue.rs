@@ -27,12 +27,22 @@ const MAX_DOUBLINGS: u32 = 10;
 pub struct IterationTimeout {
     /// Maximum leaves of a system in a training and in an evaluation iteration of this epoch.
     leaves: [u32; 2],
-    /// The iteration in progress, the time at which it was opened, and its leaves.
-    open: Option<(Epoch, u64, Instant, u32)>,
+    /// The iteration in progress.
+    open: Option<OpenIteration>,
     /// Seconds of a leaf in the longest recent iteration.
     longest: Option<f64>,
     /// Iterations in a row that were overdue.
     overdue: u32,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct OpenIteration {
+    epoch: Epoch,
+    /// Number within the epoch.
+    number: u64,
+    opened: Instant,
+    /// Leaves of the system that has most of them, at least 1.
+    leaves: u32,
 }
 
 impl CoordinatorDriver {
@@ -72,15 +82,15 @@ impl IterationTimeout {
     /// Records that an iteration was opened at `now`. May be repeated for every agent.
     pub fn on_opened(&mut self, epoch: Epoch, iteration: Iteration, now: Instant) {
         let leaves = self.leaves[usize::from(!iteration.task.is_training())];
-        let is_new = self.open.is_none_or(|(open, number, ..)| (open, number) != (epoch, iteration.number));
-        if is_new {
-            self.open = Some((epoch, iteration.number, now, leaves.max(1)));
+        let is_open = |open: OpenIteration| (open.epoch, open.number) == (epoch, iteration.number);
+        if !self.open.is_some_and(is_open) {
+            self.open = Some(OpenIteration { epoch, number: iteration.number, opened: now, leaves: leaves.max(1) });
         }
     }
 
     /// Records the end of the iteration in progress.
     pub fn on_finished(&mut self, now: Instant) {
-        let Some((_, _, opened, leaves)) = self.open.take() else { return };
+        let Some(OpenIteration { opened, leaves, .. }) = self.open.take() else { return };
         let seconds = (now - opened).as_secs_f64() / f64::from(leaves);
         self.longest = Some(self.longest.map_or(seconds, |longest| seconds.max(longest * DECAY)));
         self.overdue = 0;
@@ -88,7 +98,7 @@ impl IterationTimeout {
 
     /// Returns when the iteration in progress is overdue.
     pub fn deadline(&self) -> Option<Instant> {
-        let (_, _, opened, leaves) = self.open?;
+        let OpenIteration { opened, leaves, .. } = self.open?;
         let expected = self.longest? * f64::from(leaves);
         let timeout = MIN_TIMEOUT.max(Duration::try_from_secs_f64(expected * TIMEOUT_FACTOR).unwrap_or(Duration::MAX));
         opened.checked_add(timeout.saturating_mul(1 << self.overdue.min(MAX_DOUBLINGS)))
@@ -98,7 +108,7 @@ impl IterationTimeout {
     /// abandoned.
     pub fn take_overdue(&mut self, now: Instant) -> Option<(Epoch, Duration)> {
         self.deadline().filter(|deadline| *deadline <= now)?;
-        let (epoch, _, opened, _) = self.open.take()?;
+        let OpenIteration { epoch, opened, .. } = self.open.take()?;
         self.overdue += 1;
         Some((epoch, now - opened))
     }
