@@ -12,7 +12,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
-use millrace_emulator::placement::{MemoryXId, Placement};
+use millrace_emulator::placement::{MemoryXId, Placement, shard_of_agent};
 use millrace_emulator::plan::{ChunkId, StreamPlan};
 use millrace_emulator::tree::{Node, PartialSums};
 
@@ -160,7 +160,7 @@ impl Shard {
 
     /// Begins an epoch. Gradients of a prepared step are kept, those of an unfinished one discarded.
     pub fn configure(&mut self, placement: Arc<Placement>, epoch: Epoch, window: u64) -> Vec<ShardCommand> {
-        let shard = self.agent % placement.shards.max(1);
+        let shard = shard_of_agent(self.agent, placement.shards);
         let is_sender = placement.sends_weights(self.agent);
         let sequences = |direction| SlotSequences::new(&self.plan, &placement, direction, Some(shard));
         let link = EpochState {

@@ -22,7 +22,7 @@
 use std::time::Duration;
 
 use millrace_outcome::Exit;
-use millrace_params::Role;
+use millrace_params::{Role, shard_of_agent};
 
 /// Delay before the second replacement of an agent in a row; doubled for each further one.
 pub const INITIAL_BACKOFF: Duration = Duration::from_millis(500);
@@ -49,9 +49,26 @@ pub enum Necessity {
 }
 
 impl Necessity {
+    /// Returns the necessity of the agent `lost`, by role and index, if the agents `remaining` are left. MemoryX has
+    /// `shards` shards; with 0 their number is unknown, and no agent counts as another replica. A job trains on
+    /// `min_systems` systems or more.
+    pub fn of_agent(
+        lost: (Role, u32),
+        remaining: impl IntoIterator<Item = (Role, u32)>,
+        shards: u32,
+        min_systems: usize,
+    ) -> Self {
+        let (role, index) = lost;
+        let shard = |index| shard_of_agent(index, shards);
+        let is_replica = |other: u32| shards > 0 && other != index && shard(other) == shard(index);
+        let can_do_its_work =
+            |&(other, other_index): &(Role, u32)| other == role && (role != Role::MemoryX || is_replica(other_index));
+        Self::of(role, remaining.into_iter().filter(can_do_its_work).count(), min_systems)
+    }
+
     /// Returns the necessity of a lost agent of `role`, if `others` other agents can do its work: those of its role
     /// that run, for MemoryX only the replicas of its shard. A job trains on `min_systems` systems or more.
-    pub fn of(role: Role, others: usize, min_systems: usize) -> Self {
+    fn of(role: Role, others: usize, min_systems: usize) -> Self {
         let is_optional = match role {
             Role::Cs2 => others >= min_systems.max(1),
             Role::SwarmX | Role::Activation | Role::MemoryX => others > 0,
@@ -194,6 +211,17 @@ mod tests {
             assert_eq!(Necessity::of(role, others, 2), expected, "{role}");
         }
         assert_eq!(Necessity::of(Role::Cs2, 0, 0), Required, "one system is always needed");
+    }
+
+    #[test]
+    fn only_replicas_of_its_shard_replace_a_memoryx_agent() {
+        let agents = |indices: &[u32]| indices.iter().map(|&index| (Role::MemoryX, index)).collect::<Vec<_>>();
+        let optional = |remaining: Vec<(Role, u32)>, shards| {
+            Necessity::of_agent((Role::MemoryX, 1), remaining, shards, 1) == Necessity::Optional
+        };
+        assert!(optional(agents(&[0, 2, 3]), 2) && optional(agents(&[5]), 2));
+        assert!(!optional(agents(&[0, 1, 2]), 2) && !optional(vec![(Role::Cs2, 3)], 2));
+        assert!(!optional(agents(&[0, 2, 3]), 0), "the number of shards is unknown");
     }
 
     #[test]

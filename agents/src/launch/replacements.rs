@@ -63,19 +63,11 @@ impl Replacements {
         self.running.remove(&agent);
     }
 
-    /// Returns the number of running processes that can do the work of `agent`, see [`Necessity::of`].
-    fn running_substitutes(&self, agent: AgentId) -> usize {
-        let shard = |other: AgentId| other.index as usize % self.shards.max(1);
-        let is_substitute = |other: &&AgentId| {
-            let is_same_shard = other.role != Role::MemoryX || shard(**other) == shard(agent);
-            **other != agent && other.role == agent.role && is_same_shard
-        };
-        self.running.iter().filter(is_substitute).count()
-    }
-
     /// Returns when the process of `agent`, which has ended after `uptime`, is replaced; `None` if it is given up.
     pub fn replace_after(&mut self, agent: AgentId, exit: ProcessExit, uptime: Duration) -> Option<Duration> {
-        let necessity = Necessity::of(agent.role, self.running_substitutes(agent), self.least_systems);
+        let remaining = self.running.iter().map(|other| (other.role, other.index));
+        let necessity =
+            Necessity::of_agent((agent.role, agent.index), remaining, self.shards as u32, self.least_systems);
         let loss = exit.exit().map_or(Loss::Killed, Loss::Exited);
         match self.losses.entry(agent).or_default().on_loss(loss, necessity, uptime) {
             Consequence::Replace { after } => Some(after.max(loss.settling_time())),

@@ -59,4 +59,4 @@ pub use job::{
 pub use name::{BlobDigest, FileName, InvalidName, LabelName, ObjectName};
 pub use optimizers::OptimizerKind;
 pub use resolve::FlagOverrides;
-pub use role::{Role, UnknownRole};
+pub use role::{Role, UnknownRole, shard_of_agent};

@@ -42,6 +42,12 @@ impl Role {
     }
 }
 
+/// Returns the MemoryX shard that the agent `memoryx-<index>` holds, of `shards` shards: agents whose indices differ by
+/// a multiple of `shards` are replicas of the same shard.
+pub const fn shard_of_agent(index: u32, shards: u32) -> u32 {
+    index % if shards == 0 { 1 } else { shards }
+}
+
 /// The name is not that of a role.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the roles are {}", Role::ALL.map(Role::as_str).join(", "))]

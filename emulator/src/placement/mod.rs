@@ -13,6 +13,7 @@
 
 use std::ops::Range;
 
+pub use millrace_params::shard_of_agent;
 use serde::{Deserialize, Serialize};
 
 use crate::plan::{ChunkId, Group, StreamPlan};
@@ -22,7 +23,7 @@ use crate::tree::{LeafTree, Node};
 pub type SystemId = u32;
 /// Index of a MemoryX shard: a fixed part of the chunks.
 pub type ShardId = u32;
-/// Index of a MemoryX agent, `memoryx-<index>`. With n shards it is a replica of shard `index % n`.
+/// Index of a MemoryX agent, `memoryx-<index>`. It holds the shard [`shard_of_agent`].
 pub type MemoryXId = u32;
 /// Index of a SwarmX agent, `swarmx-<index>`.
 pub type SwarmId = u32;
@@ -211,16 +212,20 @@ impl Placement {
     /// Computes the placement of `plan` on `members`.
     ///
     /// # Errors
-    /// No system, no agent of a shard or no activation server is available, there are more systems than leaves, too many
-    /// rounds, or too few SwarmX agents.
+    /// No system, no agent of a shard or no activation server is available, there are more systems than leaves, too
+    /// many rounds, or too few SwarmX agents.
     pub fn new(plan: &StreamPlan, members: &PlacementMembers) -> Result<Self, PlacementError> {
         let systems = members.systems.len();
         let leaves = plan.leaves.count;
         if systems == 0 {
             return Err(PlacementError::NoSystems);
         }
-        let has_replica = |shard: &ShardId| members.memoryx.iter().any(|id| id % members.shards == *shard);
-        if let Some(shard) = (0..members.shards.max(1)).find(|shard| members.shards == 0 || !has_replica(shard)) {
+        if members.shards == 0 {
+            return Err(PlacementError::NoReplica { shard: 0 });
+        }
+        let has_replica =
+            |shard: &ShardId| members.memoryx.iter().any(|&id| shard_of_agent(id, members.shards) == *shard);
+        if let Some(shard) = (0..members.shards).find(|shard| !has_replica(shard)) {
             return Err(PlacementError::NoReplica { shard });
         }
         let servers = &members.activation_servers;
@@ -263,13 +268,13 @@ impl Placement {
 
     /// Returns the replicas of `shard` by their indices in [`Placement::memoryx`]. The first one sends the weights.
     pub fn replicas(&self, shard: ShardId) -> impl Iterator<Item = usize> {
-        let shards = self.shards.max(1);
-        self.memoryx.iter().enumerate().filter_map(move |(index, id)| (id % shards == shard).then_some(index))
+        let holds = move |id: MemoryXId| shard_of_agent(id, self.shards) == shard;
+        self.memoryx.iter().enumerate().filter_map(move |(index, &id)| holds(id).then_some(index))
     }
 
     /// Returns whether a MemoryX agent sends the weights of its shard.
     pub fn sends_weights(&self, agent: MemoryXId) -> bool {
-        let first = self.replicas(agent % self.shards.max(1)).next();
+        let first = self.replicas(shard_of_agent(agent, self.shards)).next();
         first.is_some_and(|index| self.memoryx[index] == agent)
     }
 

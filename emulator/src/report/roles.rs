@@ -4,7 +4,7 @@ use millrace_params::LinkSpec;
 use serde::{Deserialize, Serialize};
 
 use crate::compile::{PlanMemory, SystemMemory, memoryx_bytes};
-use crate::placement::{Placement, Round, SwarmChild};
+use crate::placement::{Placement, Round, SwarmChild, shard_of_agent};
 use crate::plan::{GroupId, StreamPlan};
 
 /// Batches that an activation server prepares for each of its systems.
@@ -33,8 +33,9 @@ impl RoleBytes {
     /// Computes the memory of each role for `plan` under `placement`, with links as in `link`.
     pub fn new(plan: &StreamPlan, placement: &Placement, link: &LinkSpec) -> Self {
         let memoryx_shards = shard_bytes(plan, placement);
+        let of_agent = |id| memoryx_shards[shard_of_agent(id, placement.shards) as usize];
         Self {
-            memoryx: placement.memoryx.iter().map(|id| memoryx_shards[(id % placement.shards) as usize]).sum(),
+            memoryx: placement.memoryx.iter().map(|&id| of_agent(id)).sum(),
             memoryx_shards,
             swarmx: swarm_bytes(placement, link),
             activation: activation_bytes(plan, placement),

@@ -7,6 +7,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, LabelSelecto
 use millrace_cluster::names::{ChildNames, INDEX_LABEL, JOB_UID_LABEL, ROLE_LABEL};
 use millrace_control::AttemptContext;
 use millrace_crds::Role;
+use millrace_params::shard_of_agent;
 
 /// Prefers the node of the job's coordinator, if one runs, because storage may be mountable on one node at a time only.
 pub fn near_coordinator(job_uid: &str) -> Affinity {
@@ -26,10 +27,11 @@ pub fn near_coordinator(job_uid: &str) -> Affinity {
 pub fn apart_from_replicas(attempt: &AttemptContext<'_>, role: Role, index: u32) -> Option<Affinity> {
     let needs = attempt.needs;
     let agents = needs.wanted.iter().find(|(wanted, _)| *wanted == role).map_or(0, |(_, count)| *count);
-    let is_replica = |other: &u32| *other != index && other % needs.memoryx_shards == index % needs.memoryx_shards;
-    if role != Role::MemoryX || needs.memoryx_shards == 0 {
+    if role != Role::MemoryX {
         return None;
     }
+    let shard = |index| shard_of_agent(index, needs.memoryx_shards);
+    let is_replica = |other: &u32| *other != index && shard(*other) == shard(index);
     let replicas: Vec<String> = (0..agents).filter(is_replica).map(|other| other.to_string()).collect();
     if replicas.is_empty() {
         return None;

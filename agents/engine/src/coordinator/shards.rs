@@ -1,8 +1,7 @@
 //! The MemoryX shards: the step that all of them continue from, and how each replica reaches it.
 //!
-//! A shard has one or more replicas. Replica r of shard s, of n shards, is the agent `memoryx-<s + r * n>`. All
-//! replicas in a placement gather the same gradients and record the same commits, so that each of them can continue
-//! alone.
+//! A shard has one or more replicas, see [`shard_of_agent`]. All replicas in a placement gather the same gradients and
+//! record the same commits, so that each of them can continue alone.
 //!
 //! ```text
 //!                        committed   prepared
@@ -18,7 +17,7 @@
 
 use std::collections::BTreeSet;
 
-use millrace_emulator::placement::ShardId;
+use millrace_emulator::placement::{ShardId, shard_of_agent};
 
 use crate::message::{AgentCommand, ParameterSource, ShardState};
 use crate::types::{AgentId, CommitRecord, Role};
@@ -31,7 +30,7 @@ type Replica = (AgentId, ShardState);
 impl Coordinator {
     /// Returns the shard of a MemoryX agent.
     pub(super) const fn shard_of(&self, agent: AgentId) -> ShardId {
-        agent.index % if self.required.shards == 0 { 1 } else { self.required.shards }
+        shard_of_agent(agent.index, self.required.shards)
     }
 
     /// Returns the MemoryX agents that have joined, ascending.

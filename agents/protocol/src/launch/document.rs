@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use millrace_emulator::numerics::Isa;
 use millrace_emulator::placement::swarm_nodes;
 use millrace_engine::types::{AgentId, Role};
-use millrace_params::{CheckpointStates, JobSpec, MachineSpec, Mode, ResolveOutput};
+use millrace_params::{CheckpointStates, JobSpec, MachineSpec, MemoryXSpec, Mode, ResolveOutput};
 use serde::{Deserialize, Serialize};
 
 use super::version::{DocumentError, V1, VERSION, from_versioned_json, to_v1, v1};
@@ -79,7 +79,7 @@ pub struct AgentCounts {
     /// Number of MemoryX shards.
     pub shards: usize,
     /// Number of MemoryX agents that hold each shard.
-    #[serde(default = "one_replica", skip_serializing_if = "is_one_replica")]
+    #[serde(default = "MemoryXSpec::one_replica", skip_serializing_if = "MemoryXSpec::is_one_replica")]
     pub replicas: usize,
     /// Number of SwarmX nodes.
     pub swarmx: usize,
@@ -87,15 +87,6 @@ pub struct AgentCounts {
     pub fan_out: u32,
     /// Number of activation servers.
     pub activation_servers: usize,
-}
-
-const fn one_replica() -> usize {
-    1
-}
-
-#[allow(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
-const fn is_one_replica(replicas: &usize) -> bool {
-    *replicas == 1
 }
 
 impl AgentCounts {

@@ -12,7 +12,7 @@ mod worker;
 
 use std::sync::Arc;
 
-use millrace_emulator::placement::Placement;
+use millrace_emulator::placement::{Placement, shard_of_agent};
 use millrace_engine::chunk_store::{SnapshotAction, SnapshotTracker};
 use millrace_engine::message::{AgentCommand, AgentReport, EpochConfig, ParameterSource, SnapshotRequest};
 use millrace_engine::shard::{Shard, ShardCommand, ShardError};
@@ -262,7 +262,7 @@ impl ShardDriver {
         let stall = self.context.metrics.stall();
         // The number of shards is that of the job or of the appliance; placements never change it within an attempt.
         let shards = self.session.job.shards();
-        let shard = self.context.me().index % shards.max(1);
+        let shard = shard_of_agent(self.context.me().index, shards);
         let store = ShardStore::new(self.session.job.clone(), shard, shards, stall.clone())?;
         let store = Arc::new(store);
         if let Some(jobs) = self.jobs.take() {

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use millrace_emulator::placement::{MemoryXId, ShardId};
+use millrace_emulator::placement::{MemoryXId, shard_of_agent};
 use millrace_emulator::plan::{ChunkId, PlanHash};
 use millrace_engine::chunk_store::StoreError;
 use millrace_engine::types::{AgentId, Role};
@@ -54,7 +54,7 @@ impl ReplicaService {
     fn authorize(&self, peer: Option<AgentId>, request: &CopyRequest) -> Result<CopySource, Status> {
         let source = self.source.borrow().clone();
         let source = source.ok_or_else(|| Status::unavailable("this replica holds no parameters"))?;
-        let shard = |index: MemoryXId| -> ShardId { index % source.shards.max(1) };
+        let shard = |index| shard_of_agent(index, source.shards);
         match peer {
             Some(AgentId { role: Role::MemoryX, index }) if shard(index) == shard(self.me) => {}
             _ => return Err(Status::permission_denied("only replicas of the same shard may copy it")),
@@ -153,20 +153,19 @@ pub async fn copy_replica(
 #[cfg(test)]
 mod tests {
     use millrace_emulator::numerics::Isa;
-    use millrace_params::{FlagOverrides, MachineSpec, Params};
     use millrace_telemetry::stall::StallClock;
     use tonic::Code;
 
     use super::*;
     use crate::control::job::JobDocument;
+    use crate::launch::LaunchDocument;
+    use crate::launch::testing::local_run;
     use crate::roles::work_queue::work_queue;
 
     #[test]
     fn only_replicas_of_the_shard_with_the_same_plan_may_copy() {
-        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../examples/gpt2-tiny.yaml");
-        let params = Params::parse_yaml(&std::fs::read_to_string(path).unwrap()).unwrap();
-        let job = params.resolve(&FlagOverrides::default()).unwrap().job;
-        let job = JobDocument::new(job, MachineSpec::default()).unwrap().compile(Isa::detect()).unwrap();
+        let LaunchDocument { job, appliance, .. } = local_run().launch;
+        let job = JobDocument::new(job, appliance).unwrap().compile(Isa::detect()).unwrap();
         let store = Arc::new(ShardStore::new(job.clone(), 1, 2, StallClock::new()).unwrap());
         let (work, _tasks) = work_queue();
         let (copies, source) = watch::channel(None);

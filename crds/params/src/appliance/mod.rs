@@ -64,7 +64,7 @@ pub struct MemoryXSpec {
     /// Number of shards.
     pub shards: usize,
     /// Number of agents that hold each shard, at least 1.
-    #[serde(default = "one_replica", skip_serializing_if = "is_one_replica")]
+    #[serde(default = "MemoryXSpec::one_replica", skip_serializing_if = "MemoryXSpec::is_one_replica")]
     pub replicas: usize,
     /// Memory of all agents together, in bytes.
     pub memory_bytes: u64,
@@ -77,15 +77,17 @@ impl MemoryXSpec {
     pub const fn bytes_per_copy(&self) -> u64 {
         self.memory_bytes / if self.replicas == 0 { 1 } else { self.replicas as u64 }
     }
-}
 
-const fn one_replica() -> usize {
-    1
-}
+    /// Returns the number of replicas in documents that do not state it.
+    pub const fn one_replica() -> usize {
+        1
+    }
 
-#[allow(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
-const fn is_one_replica(replicas: &usize) -> bool {
-    *replicas == 1
+    /// Returns whether a document may leave out this number of replicas.
+    #[allow(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+    pub const fn is_one_replica(replicas: &usize) -> bool {
+        *replicas == 1
+    }
 }
 
 /// The broadcast and reduce tree between MemoryX and the systems.

@@ -71,19 +71,15 @@ impl<'a> Decider<'a> {
     }
 
     /// Returns the agents for which `is_lost` is false.
-    fn agents_without(&self, is_lost: impl Fn(&ObservedAgent) -> bool) -> BTreeSet<(Role, u32)> {
+    fn agents_without(&self, is_lost: impl Fn(&ObservedAgent) -> bool) -> Vec<(Role, u32)> {
         let remaining = self.observed.agents.iter().filter(|agent| !is_lost(agent));
         remaining.map(|agent| (agent.role, agent.index)).collect()
     }
 
     /// Returns the necessity of a lost agent, if these agents remain.
-    fn necessity(&self, (role, index): (Role, u32), remaining: &BTreeSet<(Role, u32)>) -> Necessity {
+    fn necessity(&self, lost: (Role, u32), remaining: &[(Role, u32)]) -> Necessity {
         let shards = self.observed.memoryx_shards;
-        let can_replace = |&&(other, other_index): &&(Role, u32)| {
-            let is_same_shard = shards > 0 && other_index != index && other_index % shards == index % shards;
-            other == role && (role != Role::MemoryX || is_same_shard)
-        };
-        Necessity::of(role, remaining.iter().filter(can_replace).count(), self.spec.min_csx as usize)
+        Necessity::of_agent(lost, remaining.iter().copied(), shards, self.spec.min_csx as usize)
     }
 
     /// Records agents whose objects were deleted between two reconciles, once for each agent. `RunAgents` creates them.

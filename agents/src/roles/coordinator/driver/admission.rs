@@ -15,6 +15,7 @@ use std::time::Instant;
 
 use millrace_checkpoint::{ResumeHistory, begin_lineage, continue_lineage};
 use millrace_emulator::numerics::{Isa, IsaSet};
+use millrace_emulator::placement::{ShardId, shard_of_agent};
 use millrace_engine::coordinator::{Coordinator, CoordinatorEvent, RequiredAgents, ResumeState, StepProgress};
 use millrace_engine::message::ShardState;
 use millrace_engine::types::{AgentId, Role};
@@ -105,8 +106,8 @@ impl CoordinatorDriver {
     pub(super) fn can_continue_without_others(&self) -> bool {
         let counts = &self.launch.agent_counts;
         let suffices = |role| self.waiting_agents(role) >= counts.of(role).min(1);
-        let held: BTreeSet<usize> =
-            self.shards_with_parameters().map(|(agent, ..)| agent.index as usize % counts.shards.max(1)).collect();
+        let shard = |(agent, ..): (AgentId, IsaSet, ShardState)| shard_of_agent(agent.index, counts.shards as u32);
+        let held: BTreeSet<ShardId> = self.shards_with_parameters().map(shard).collect();
         held.len() == counts.shards
             && self.waiting_agents(Role::Cs2) >= counts.least_systems.max(1)
             && [Role::SwarmX, Role::Activation].into_iter().all(suffices)
