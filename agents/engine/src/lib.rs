@@ -11,6 +11,7 @@
 //! * [`system`]: a CS-2: the order in which it receives, computes and sends.
 //! * [`slots`], [`credit`]: positions on a link, and the credits for sending.
 //! * [`frame`], [`payload`]: the data on links; partial sums, dense and sparse.
+//! * [`payload_memory`]: the memory in which payloads are created.
 //!
 //! Guarantees:
 //! * No state machine uses a clock, a socket or a random number.
@@ -28,6 +29,7 @@ pub mod credit;
 pub mod frame;
 pub mod message;
 pub mod payload;
+pub mod payload_memory;
 pub mod shard;
 pub mod slots;
 pub mod swarm;

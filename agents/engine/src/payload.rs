@@ -8,7 +8,9 @@
 //!
 //! * Sums of sparse payloads have the same bits as the sums of the corresponding dense ones.
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
+
+use crate::payload_memory::{PayloadMemory, PayloadWriter};
 
 /// Elements per block; the last block of a sum may have fewer.
 pub const SPARSE_BLOCK_ELEMENTS: usize = 64;
@@ -16,7 +18,15 @@ const SPARSE_BLOCK_BYTES: usize = 4 * SPARSE_BLOCK_ELEMENTS;
 /// Elements and bytes of the blocks in one byte of the bitmap.
 const BITMAP_BYTE_ELEMENTS: usize = 8 * SPARSE_BLOCK_ELEMENTS;
 const BITMAP_BYTE_DATA_BYTES: usize = 4 * BITMAP_BYTE_ELEMENTS;
+/// Bytes of the number of elements at the end of a sparse sum.
+const COUNT_BYTES: usize = 4;
 static ZEROS: [u8; SPARSE_BLOCK_BYTES] = [0; SPARSE_BLOCK_BYTES];
+
+/// Returns the maximum bytes of a partial sum: a sum of few elements has more of them in its sparse form than in its
+/// dense one.
+pub const fn max_sum_bytes(elements: usize) -> usize {
+    4 * elements + elements.div_ceil(SPARSE_BLOCK_ELEMENTS).div_ceil(8) + COUNT_BYTES
+}
 
 /// The data of a frame.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -66,41 +76,15 @@ impl From<Bytes> for Payload {
 }
 
 impl Payload {
-    /// Creates the payload of a partial sum: sparse if at most half of its blocks contain a value other than +0.0.
+    /// Creates the payload of a partial sum in `memory`: sparse if at most half of its blocks contain a value other than
+    /// +0.0.
     ///
     /// Reads `sum` once. As long as no block is omitted, the bytes written so far are the beginning of the dense
     /// payload. A sum that turns out late not to be mostly zero is written again from its start.
-    pub fn from_sum(sum: &[f32]) -> Self {
-        let blocks = sum.len().div_ceil(SPARSE_BLOCK_ELEMENTS);
-        let (mut kept, mut bitmap) = (0, Vec::with_capacity(blocks.div_ceil(8)));
-        let (mut out, mut buffer) = (Vec::with_capacity(4 * sum.len()), [0; BITMAP_BYTE_DATA_BYTES]);
-        for (group, part) in sum.chunks(BITMAP_BYTE_ELEMENTS).enumerate() {
-            let set = part
-                .chunks(SPARSE_BLOCK_ELEMENTS)
-                .enumerate()
-                .fold(0u8, |set, (at, block)| set | u8::from(!is_zero(block)) << at);
-            if set.count_ones() as usize == part.len().div_ceil(SPARSE_BLOCK_ELEMENTS) {
-                write(part, &mut buffer, &mut out);
-            } else {
-                let blocks = part.chunks(SPARSE_BLOCK_ELEMENTS).enumerate().filter(|(at, _)| set >> at & 1 == 1);
-                blocks.for_each(|(_, block)| write(block, &mut buffer, &mut out));
-            }
-            bitmap.push(set);
-            kept += set.count_ones() as usize;
-            if 2 * kept > blocks {
-                let mut written = BITMAP_BYTE_ELEMENTS * group + part.len();
-                if out.len() != 4 * written {
-                    out.clear();
-                    written = 0;
-                }
-                sum[written..].chunks(BITMAP_BYTE_ELEMENTS).for_each(|part| write(part, &mut buffer, &mut out));
-                return Self::Dense(out.into());
-            }
-        }
-        out.extend_from_slice(&bitmap);
-        out.extend_from_slice(&(sum.len() as u32).to_le_bytes());
-        out.shrink_to_fit();
-        Self::Sparse(BlockSparse { elements: sum.len(), bytes: out.into() })
+    pub fn from_sum(sum: &[f32], memory: &dyn PayloadMemory) -> Self {
+        let mut is_sparse = false;
+        let bytes = memory.create(max_sum_bytes(sum.len()), &mut |out| is_sparse = write_sum(sum, out));
+        if is_sparse { Self::Sparse(BlockSparse { elements: sum.len(), bytes }) } else { Self::Dense(bytes) }
     }
 
     /// Returns the bytes to send.
@@ -118,21 +102,16 @@ impl Payload {
         }
     }
 
-    /// Adds two partial sums of the same length, element by element. If the lengths differ, the result has the shorter
-    /// one (callers compare them with [`Payload::has_elements`]).
+    /// Adds two partial sums of the same length, element by element; creates the result in `memory` unless it can take
+    /// the place of one of them. If the lengths differ, the result has the shorter one (callers compare them with
+    /// [`Payload::has_elements`]).
     #[must_use]
-    pub fn join(self, right: Self) -> Self {
+    pub fn join(self, right: Self, memory: &dyn PayloadMemory) -> Self {
         match (self, right) {
-            (Self::Sparse(left), Self::Sparse(right)) => left.join(&right),
-            (Self::Dense(left), Self::Dense(right)) => {
-                let mut sum = into_mut(left);
-                add_into(&mut sum, &right);
-                Self::Dense(sum.freeze())
-            }
+            (Self::Sparse(left), Self::Sparse(right)) => left.join(&right, memory),
+            (Self::Dense(left), Self::Dense(right)) => Self::Dense(join_dense(left, &right, memory)),
             (Self::Dense(dense), Self::Sparse(sparse)) | (Self::Sparse(sparse), Self::Dense(dense)) => {
-                let mut sum = into_mut(dense);
-                sparse.add_to(&mut sum);
-                Self::Dense(sum.freeze())
+                Self::Dense(sparse.add_to(dense, memory))
             }
         }
     }
@@ -194,36 +173,100 @@ impl BlockSparse {
         })
     }
 
-    /// `dense += self`; addition commutes, so this is also `self + dense`.
-    fn add_to(&self, dense: &mut [u8]) {
-        dense.chunks_mut(SPARSE_BLOCK_BYTES).zip(self.blocks()).for_each(|(dense, block)| add_into(dense, block));
+    /// Returns `dense + self`; addition commutes, so this is also `self + dense`.
+    fn add_to(&self, dense: Bytes, memory: &dyn PayloadMemory) -> Bytes {
+        match dense.try_into_mut() {
+            Ok(mut sum) => {
+                sum.chunks_mut(SPARSE_BLOCK_BYTES).zip(self.blocks()).for_each(|(sum, block)| add_into(sum, block));
+                sum.freeze()
+            }
+            Err(dense) => memory.create(dense.len(), &mut |out| {
+                let blocks = dense.chunks(SPARSE_BLOCK_BYTES).zip(self.blocks());
+                blocks.for_each(|(dense, block)| put_sum(dense, block, out));
+            }),
+        }
     }
 
     /// Adds two sparse sums; the result is sparse if it is mostly zero.
-    fn join(&self, right: &Self) -> Payload {
+    fn join(&self, right: &Self, memory: &dyn PayloadMemory) -> Payload {
         let blocks = self.elements.div_ceil(SPARSE_BLOCK_ELEMENTS);
-        let union =
-            self.bitmap_and_blocks().1.iter().zip(right.bitmap_and_blocks().1).map(|(left, right)| left | right);
-        let kept: usize = union.clone().map(|set| set.count_ones() as usize).sum();
+        let (left_bitmap, right_bitmap) = (self.bitmap_and_blocks().1, right.bitmap_and_blocks().1);
+        let union: Vec<u8> = left_bitmap.iter().zip(right_bitmap).map(|(left, right)| left | right).collect();
+        let kept: usize = union.iter().map(|set| set.count_ones() as usize).sum();
         if 2 * kept > blocks {
-            let mut sum = BytesMut::with_capacity(4 * self.elements);
-            self.blocks().for_each(|block| sum.extend_from_slice(block));
-            right.add_to(&mut sum);
-            return Payload::Dense(sum.freeze());
+            let sum = memory.create(4 * self.elements, &mut |out| {
+                self.blocks().zip(right.blocks()).for_each(|(left, right)| put_sum(left, right, out));
+            });
+            return Payload::Dense(sum);
         }
-        let mut sum = BytesMut::with_capacity(kept * SPARSE_BLOCK_BYTES + blocks.div_ceil(8) + 4);
-        let both = self.stored_blocks().zip(right.stored_blocks()).zip(self.blocks().zip(right.blocks()));
-        for ((left_kept, right_kept), (left, right)) in both {
-            if left_kept.is_some() || right_kept.is_some() {
-                let at = sum.len();
-                sum.extend_from_slice(left);
-                add_into(&mut sum[at..], right);
+        let bytes = memory.create(kept * SPARSE_BLOCK_BYTES + union.len() + COUNT_BYTES, &mut |out| {
+            let both = self.stored_blocks().zip(right.stored_blocks()).zip(self.blocks().zip(right.blocks()));
+            for ((left_kept, right_kept), (left, right)) in both {
+                if left_kept.is_some() || right_kept.is_some() {
+                    put_sum(left, right, out);
+                }
             }
-        }
-        sum.extend(union);
-        sum.extend_from_slice(&(self.elements as u32).to_le_bytes());
-        Payload::Sparse(Self { elements: self.elements, bytes: sum.freeze() })
+            out.put(&union);
+            out.put(&(self.elements as u32).to_le_bytes());
+        });
+        Payload::Sparse(Self { elements: self.elements, bytes })
     }
+}
+
+/// Writes a partial sum; returns whether it is written in the sparse form, see [`Payload::from_sum`].
+fn write_sum(sum: &[f32], out: &mut dyn PayloadWriter) -> bool {
+    let blocks = sum.len().div_ceil(SPARSE_BLOCK_ELEMENTS);
+    let (mut kept, mut bitmap) = (0, Vec::with_capacity(blocks.div_ceil(8)));
+    let mut buffer = [0; BITMAP_BYTE_DATA_BYTES];
+    for (group, part) in sum.chunks(BITMAP_BYTE_ELEMENTS).enumerate() {
+        let set = part
+            .chunks(SPARSE_BLOCK_ELEMENTS)
+            .enumerate()
+            .fold(0u8, |set, (at, block)| set | u8::from(!is_zero(block)) << at);
+        if set.count_ones() as usize == part.len().div_ceil(SPARSE_BLOCK_ELEMENTS) {
+            write(part, &mut buffer, out);
+        } else {
+            let blocks = part.chunks(SPARSE_BLOCK_ELEMENTS).enumerate().filter(|(at, _)| set >> at & 1 == 1);
+            blocks.for_each(|(_, block)| write(block, &mut buffer, out));
+        }
+        bitmap.push(set);
+        kept += set.count_ones() as usize;
+        if 2 * kept > blocks {
+            let mut written = BITMAP_BYTE_ELEMENTS * group + part.len();
+            if out.written() != 4 * written {
+                out.clear();
+                written = 0;
+            }
+            sum[written..].chunks(BITMAP_BYTE_ELEMENTS).for_each(|part| write(part, &mut buffer, out));
+            return false;
+        }
+    }
+    out.put(&bitmap);
+    out.put(&(sum.len() as u32).to_le_bytes());
+    true
+}
+
+/// Returns `left + right`.
+fn join_dense(left: Bytes, right: &Bytes, memory: &dyn PayloadMemory) -> Bytes {
+    match left.try_into_mut() {
+        Ok(mut sum) => {
+            add_into(&mut sum, right);
+            sum.freeze()
+        }
+        Err(left) => memory.create(left.len().min(right.len()), &mut |out| {
+            let blocks = left.chunks(BITMAP_BYTE_DATA_BYTES).zip(right.chunks(BITMAP_BYTE_DATA_BYTES));
+            blocks.for_each(|(left, right)| put_sum(left, right, out));
+        }),
+    }
+}
+
+/// Appends `left + right`, of at most [`BITMAP_BYTE_DATA_BYTES`] bytes.
+fn put_sum(left: &[u8], right: &[u8], out: &mut dyn PayloadWriter) {
+    let mut buffer = [0; BITMAP_BYTE_DATA_BYTES];
+    let sum = &mut buffer[..left.len().min(right.len()).min(BITMAP_BYTE_DATA_BYTES)];
+    sum.copy_from_slice(&left[..sum.len()]);
+    add_into(sum, right);
+    out.put(sum);
 }
 
 fn is_set(bitmap: &[u8], block: usize) -> bool {
@@ -236,15 +279,11 @@ fn is_zero(block: &[f32]) -> bool {
     block.first().is_none_or(|x| x.to_bits() == 0) && block.iter().fold(0, bits) == 0
 }
 
-/// Appends at most one group of blocks through `buffer`, so that fresh memory is written once and never zeroed before.
-fn write(numbers: &[f32], buffer: &mut [u8; BITMAP_BYTE_DATA_BYTES], out: &mut Vec<u8>) {
+/// Appends at most one group of blocks through `buffer`.
+fn write(numbers: &[f32], buffer: &mut [u8; BITMAP_BYTE_DATA_BYTES], out: &mut dyn PayloadWriter) {
     let (words, _) = buffer.as_chunks_mut::<4>();
     words.iter_mut().zip(numbers).for_each(|(word, x)| *word = x.to_le_bytes());
-    out.extend_from_slice(&buffer[..4 * numbers.len().min(BITMAP_BYTE_ELEMENTS)]);
-}
-
-fn into_mut(bytes: Bytes) -> BytesMut {
-    bytes.try_into_mut().unwrap_or_else(|shared| BytesMut::from(&shared[..]))
+    out.put(&buffer[..4 * numbers.len().min(BITMAP_BYTE_ELEMENTS)]);
 }
 
 /// `left += right`, f32 little-endian.
@@ -261,6 +300,7 @@ mod tests {
     use millrace_emulator::numerics::random::hash64;
 
     use super::*;
+    use crate::payload_memory::HeapMemory;
 
     /// Sums of zero, one and many blocks, complete and partial.
     const LENGTHS: [usize; 9] = [
@@ -310,7 +350,7 @@ mod tests {
             LENGTHS.iter().flat_map(|length| [0, 5, 30, 49, 60, 100].map(|filled| (*length, filled)))
         {
             let sum = sum(filled, length, filled);
-            let payload = Payload::from_sum(&sum);
+            let payload = Payload::from_sum(&sum, &HeapMemory);
             assert_eq!(expand(&payload), expand(&dense(&sum)), "{length} numbers, {filled}% of the blocks");
             assert!(payload.has_elements(length) && !payload.has_elements(length + 1));
             let kept = sum.chunks(SPARSE_BLOCK_ELEMENTS).filter(|block| block.iter().any(|x| x.to_bits() != 0)).count();
@@ -330,10 +370,14 @@ mod tests {
         for (seed, length) in (0..8).flat_map(|seed| LENGTHS.map(|length| (seed, length))) {
             for (left, right) in [(4, 4), (40, 40), (4, 100), (100, 4), (100, 100)] {
                 let [left, right] = [sum(2 * seed, length, left), sum(2 * seed + 1, length, right)];
-                let [sparse_left, sparse_right] = [&left, &right].map(|sum| Payload::from_sum(sum));
+                let [sparse_left, sparse_right] = [&left, &right].map(|sum| Payload::from_sum(sum, &HeapMemory));
                 let both_sparse = matches!((&sparse_left, &sparse_right), (Payload::Sparse(_), Payload::Sparse(_)));
-                let joined = sparse_left.join(sparse_right);
-                assert_eq!(expand(&joined), expand(&dense(&left).join(dense(&right))), "seed {seed}, {length} numbers");
+                let joined = sparse_left.join(sparse_right, &HeapMemory);
+                assert_eq!(
+                    expand(&joined),
+                    expand(&dense(&left).join(dense(&right), &HeapMemory)),
+                    "seed {seed}, {length} numbers"
+                );
                 let still_sparse = matches!(joined, Payload::Sparse(_));
                 forms[2 * usize::from(both_sparse) + usize::from(still_sparse)] += 1;
                 if let Payload::Sparse(sum) = joined {
@@ -350,7 +394,7 @@ mod tests {
         let length = BITMAP_BYTE_ELEMENTS + SPARSE_BLOCK_ELEMENTS + 5;
         let mut numbers = vec![0.0; length];
         (numbers[0], numbers[length - 1]) = (1.0, 2.0);
-        let good = Payload::from_sum(&numbers).into_bytes();
+        let good = Payload::from_sum(&numbers, &HeapMemory).into_bytes();
         let parse = |bytes: &[u8]| BlockSparse::parse(Bytes::copy_from_slice(bytes));
         assert!(parse(&good).is_ok());
         for too_short in 0..good.len() {

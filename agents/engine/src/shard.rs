@@ -20,6 +20,7 @@ use crate::credit::{ReceiveWindow, SendCredit};
 use crate::frame::{Frame, FrameError, FrameKey};
 use crate::message::{AgentReport, ParameterSource, ShardState};
 use crate::payload::Payload;
+use crate::payload_memory::HeapMemory;
 use crate::slots::{Direction, Slot, SlotCursor, SlotSequences};
 use crate::swarm::check_expected;
 use crate::types::{CommitRecord, Epoch, Iteration, IterationKind, PreparedStep};
@@ -285,7 +286,8 @@ impl Shard {
         let tree = link.placement.tree;
         let chunk = at.chunk;
         let sums = self.partials.entry((chunk, at.layer)).or_insert_with(|| PartialSums::new(tree));
-        sums.insert(key.node, payload, Payload::join).map_err(|source| FrameError::Partial { chunk, source })?;
+        let join = |left: Payload, right| left.join(right, &HeapMemory);
+        sums.insert(key.node, payload, join).map_err(|source| FrameError::Partial { chunk, source })?;
         if sums.covers(tree.root().range()) {
             let sum = sums.take().pop();
             self.partials.remove(&(chunk, at.layer));

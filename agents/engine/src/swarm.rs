@@ -16,6 +16,7 @@ use millrace_emulator::tree::{LeafTree, Node, PartialSumError, PartialSums};
 use crate::credit::{ReceiveWindow, SendCredit};
 use crate::frame::{Frame, FrameError, FrameKey};
 use crate::payload::Payload;
+use crate::payload_memory::PayloadMemory;
 use crate::slots::{Direction, Slot, SlotCursor, SlotSequences};
 use crate::types::{Epoch, Iteration};
 
@@ -78,11 +79,21 @@ pub struct SwarmX {
     sends: Vec<bool>,
     down: SlotCursor,
     up: SlotCursor,
+    /// Memory for the sums that the node creates.
+    memory: Arc<dyn PayloadMemory>,
 }
 
 impl SwarmX {
-    /// Creates the node at index `place` of the placement's swarm, with `window` slots per link and direction.
-    pub fn new(plan: Arc<StreamPlan>, placement: Arc<Placement>, place: usize, epoch: Epoch, window: u64) -> Self {
+    /// Creates the node at index `place` of the placement's swarm, with `window` slots per link and direction. It
+    /// creates sums in `memory`.
+    pub fn new(
+        plan: Arc<StreamPlan>,
+        placement: Arc<Placement>,
+        place: usize,
+        epoch: Epoch,
+        window: u64,
+        memory: Arc<dyn PayloadMemory>,
+    ) -> Self {
         let node = &placement.swarm[place];
         let is_root = node.parent.is_none();
         let links_of_shard: Vec<Vec<usize>> = if is_root {
@@ -109,6 +120,7 @@ impl SwarmX {
             up: SlotCursor::new(SlotSequences::new(&plan, &placement, Direction::Up, None)),
             plan,
             placement,
+            memory,
         }
     }
 
@@ -252,7 +264,7 @@ impl SwarmX {
             let nodes = &child.nodes[at.round as usize];
             for &node in nodes {
                 let Some(frame) = child.frames.pop_front() else { break };
-                take_and_join(&mut partials, frame, (node, tree), (iteration, at), elements)
+                take_and_join(&mut partials, frame, (node, tree), (iteration, at), elements, &*self.memory)
                     .map_err(|source| LinkError { from: Neighbour::Child(number), source })?;
             }
             // A slot without frames on this link is not counted at either end.
@@ -271,6 +283,7 @@ fn take_and_join(
     (node, tree): (Node, LeafTree),
     (iteration, at): (Iteration, Slot),
     elements: usize,
+    memory: &dyn PayloadMemory,
 ) -> Result<(), FrameError> {
     let Frame { key, payload, .. } = frame;
     let chunk = at.chunk;
@@ -279,7 +292,7 @@ fn take_and_join(
         return Err(FrameError::Length { chunk, elements });
     }
     let joined = if key.node == node {
-        partials.insert(node, payload, Payload::join)
+        partials.insert(node, payload, |left, right| left.join(right, memory))
     } else {
         Err(PartialSumError::NotANode(key.node, tree.leaves()))
     };

@@ -6,7 +6,7 @@
 //! |---|---|---|
 //! | 0 | 2 | magic `MR` |
 //! | 2 | 1 | version |
-//! | 3 | 1 | encoding: 0 for f32, 1 for bf16, 2 for a sparse partial sum, see [`payload`](millrace_engine::payload) |
+//! | 3 | 1 | encoding: 0 for f32, 1 for bf16, 2 for a sparse partial sum, see [`payload`](millrace_engine::payload); 128 is added if the payload's location in shared memory follows the header instead of the payload |
 //! | 4 | 4 | bytes of the payload |
 //! | 8 | 8 | plan hash |
 //! | 16 | 4 + 4 | attempt and number of the epoch |
@@ -26,16 +26,21 @@ use millrace_emulator::tree::Node;
 use millrace_engine::frame::{Frame, FrameKey};
 use millrace_engine::payload::{BlockSparse, Payload, PayloadError};
 use millrace_engine::types::Epoch;
+use millrace_shared_memory::{LOCATION_BYTES, Location};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use twox_hash::XxHash3_64;
 
 const MAGIC: [u8; 2] = *b"MR";
-const FRAME_VERSION: u8 = 3;
+const FRAME_VERSION: u8 = 4;
 /// Values of the encoding field.
 const ENCODING_F32: u8 = 0;
 const ENCODING_BF16: u8 = 1;
 const ENCODING_SPARSE: u8 = 2;
+/// Added to the encoding if a location follows the header instead of the payload.
+const LOCATION_FLAG: u8 = 0x80;
+/// Offset of the encoding in the header.
+const ENCODING_OFFSET: usize = 3;
 /// Bytes of a frame's header.
 pub const HEADER_BYTES: usize = 80;
 /// Bytes of the header's fields, which precede their checksum.
@@ -76,6 +81,9 @@ pub enum CodecError {
     /// The payload's length or checksum does not match the header.
     #[error("chunk {chunk} arrived damaged")]
     Damaged { chunk: usize },
+    /// The location of the payload is damaged.
+    #[error("the location of a chunk arrived damaged")]
+    Location,
     /// The payload is not a valid sparse partial sum, though its checksum is right.
     #[error("chunk {chunk} arrived as a sum that can't be read: {source}")]
     Payload { chunk: usize, source: PayloadError },
@@ -99,6 +107,32 @@ impl Packet {
         let total = total.to_le_bytes();
         let head = [total, XxHash3_64::oneshot(&total).to_le_bytes()].concat();
         Self { head: head.into(), payload: Bytes::new() }
+    }
+
+    /// Returns the packet with the location of its payload instead of the payload.
+    #[must_use]
+    pub fn with_location(self, location: Location) -> Self {
+        let head = with_encoding(&self.head, |encoding| encoding | LOCATION_FLAG);
+        Self { head, payload: Bytes::copy_from_slice(&location.to_bytes()) }
+    }
+
+    /// Returns the location of the payload; `None` if the packet has the payload itself.
+    ///
+    /// # Errors
+    /// The location is damaged, or of another payload than the header.
+    pub fn location(&self) -> Result<Option<Location>, CodecError> {
+        if !has_location(&self.head) {
+            return Ok(None);
+        }
+        let location = Location::parse(&self.payload);
+        let is_of_header = |location: &Location| location.payload_bytes() == payload_bytes(&self.head) as u64;
+        location.filter(is_of_header).map(Some).ok_or(CodecError::Location)
+    }
+
+    /// Returns the packet with `payload` instead of its location.
+    #[must_use]
+    pub fn with_payload(self, payload: Bytes) -> Self {
+        Self { head: with_encoding(&self.head, |encoding| encoding & !LOCATION_FLAG), payload }
     }
 
     /// Returns the bytes on the wire.
@@ -170,6 +204,24 @@ pub fn pack(frame: Frame, context: LinkContext) -> Packet {
 /// # Errors
 /// The frame is damaged, or belongs to another plan or protocol version.
 pub fn unpack(packet: Packet, plan: PlanHash) -> Result<(Frame, LinkContext), CodecError> {
+    unpack_with(packet, plan, |payload, checksum| XxHash3_64::oneshot(payload) == checksum)
+}
+
+/// Decodes a frame as [`unpack`] does, but does not read its payload, for an agent that only forwards it. The agents to
+/// which it is forwarded check the payload.
+///
+/// # Errors
+/// See [`unpack`].
+pub fn unpack_forwarded(packet: Packet, plan: PlanHash) -> Result<(Frame, LinkContext), CodecError> {
+    unpack_with(packet, plan, |_, _| true)
+}
+
+/// Decodes a frame whose payload and its checksum `is_payload_intact` compares.
+fn unpack_with(
+    packet: Packet,
+    plan: PlanHash,
+    is_payload_intact: impl Fn(&[u8], u64) -> bool,
+) -> Result<(Frame, LinkContext), CodecError> {
     let Packet { head, payload } = packet;
     let mut reader = HeaderReader(&head);
     if head.len() != HEADER_BYTES || reader.take()? != MAGIC || reader.take()? != [FRAME_VERSION] || !is_intact(&head) {
@@ -192,7 +244,7 @@ pub fn unpack(packet: Packet, plan: PlanHash) -> Result<(Frame, LinkContext), Co
     let node = Node::new(reader.u32()?, reader.u32()?);
     let _mask_version = reader.u32()?;
     let checksum = reader.u64()?;
-    if payload.len() != length || XxHash3_64::oneshot(&payload) != checksum {
+    if payload.len() != length || !is_payload_intact(&payload, checksum) {
         return Err(CodecError::Damaged { chunk });
     }
     let payload = if code == ENCODING_SPARSE {
@@ -202,6 +254,23 @@ pub fn unpack(packet: Packet, plan: PlanHash) -> Result<(Frame, LinkContext), Co
     };
     let key = FrameKey { epoch, iteration: turn, round, slot, chunk, node };
     Ok((Frame { key, payload, checksum: Some(checksum) }, LinkContext { plan, encoding, step }))
+}
+
+/// Returns a header with another encoding, and its checksum.
+fn with_encoding(head: &[u8], change: impl Fn(u8) -> u8) -> Bytes {
+    let mut head = head.to_vec();
+    if let Some(encoding) = head.get_mut(ENCODING_OFFSET) {
+        *encoding = change(*encoding);
+    }
+    if let Some((fields, checksum)) = head.split_last_chunk_mut() {
+        *checksum = XxHash3_64::oneshot(fields).to_le_bytes();
+    }
+    head.into()
+}
+
+/// Returns whether a location follows a header instead of the payload.
+fn has_location(head: &[u8]) -> bool {
+    head.len() == HEADER_BYTES && head[ENCODING_OFFSET] & LOCATION_FLAG != 0
 }
 
 /// Returns whether a head of this version, or a grant, arrived as it was sent: its last 8 bytes are the checksum of the
@@ -218,8 +287,13 @@ pub(crate) fn slot_of(head: &[u8]) -> Option<(u64, u32, u32)> {
     Some((turn, reader.u32().ok()?, reader.u32().ok()?))
 }
 
+/// Returns the number of bytes that follow a header: those of the payload, or of its location.
+pub(crate) fn following_bytes(head: &[u8]) -> usize {
+    if has_location(head) { LOCATION_BYTES } else { payload_bytes(head) }
+}
+
 /// Returns the payload length that a header announces.
-pub(crate) fn payload_length(head: &[u8]) -> usize {
+pub(crate) fn payload_bytes(head: &[u8]) -> usize {
     let mut reader = HeaderReader(head.get(LENGTH_OFFSET..).unwrap_or_default());
     reader.u32().map_or(usize::MAX, |length| length as usize)
 }
@@ -240,6 +314,9 @@ pub fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, CodecError> {
 
 #[cfg(test)]
 mod tests {
+    use millrace_engine::payload_memory::{HeapMemory, PayloadMemory};
+    use millrace_shared_memory::SharedMemory;
+
     use super::*;
 
     fn packed(encoding: Encoding, payload: impl Into<Payload>) -> Packet {
@@ -258,7 +335,7 @@ mod tests {
     #[test]
     fn frame_round_trips() {
         let [weights, dense] = [b"bf16", b"sums"].map(|bytes| Payload::Dense(Bytes::from_static(bytes)));
-        let sparse = Payload::from_sum(&[0.0; 1000]);
+        let sparse = Payload::from_sum(&[0.0; 1000], &HeapMemory);
         assert!(matches!(sparse, Payload::Sparse(_)));
         for (encoding, payload) in [(Encoding::Bf16, weights), (Encoding::F32, dense), (Encoding::F32, sparse)] {
             let packet = packed(encoding, payload.clone());
@@ -277,6 +354,30 @@ mod tests {
         head[FIELD_BYTES..].copy_from_slice(&checksum.to_le_bytes());
         let error = unpack(Packet { head: head.into(), ..packet }, PlanHash(9)).err();
         assert!(matches!(error, Some(CodecError::Payload { chunk: 6, .. })), "{error:?}");
+    }
+
+    #[test]
+    fn frame_travels_with_the_location_of_its_payload() {
+        let [sender, receiver] = [SharedMemory::new(1), SharedMemory::new(2)];
+        [&sender, &receiver].into_iter().for_each(|memory| memory.begin_epoch(8, 1));
+        let payload = sender.create(8, &mut |writer| writer.put(b"weights!"));
+        let packet = packed(Encoding::Bf16, payload.clone());
+        let sent = packet.clone().with_location(sender.share(&payload).unwrap());
+        assert_eq!(sent.len(), HEADER_BYTES + following_bytes(&sent.head));
+        assert_eq!(unpack(sent.clone(), PlanHash(9)).err(), Some(CodecError::Header), "a location is no payload");
+        let location = sent.location().unwrap().unwrap();
+        let received = sent.clone().with_payload(receiver.receive(&location).unwrap());
+        assert_eq!((&received, packet.location()), (&packet, Ok(None)));
+        let frame = unpack_forwarded(received, PlanHash(9)).unwrap().0;
+        assert!(sender.share(&payload).is_some() && receiver.share(&frame.payload.into_bytes()).is_some());
+        for byte in 0..sent.payload.len() {
+            let mut payload = sent.payload.to_vec();
+            payload[byte] ^= 1;
+            let bad = Packet { payload: payload.into(), ..sent.clone() };
+            assert_eq!(bad.location(), Err(CodecError::Location));
+        }
+        let other = packed(Encoding::Bf16, Bytes::from_static(b"longer than 8")).with_location(location);
+        assert_eq!(other.location(), Err(CodecError::Location), "the header is of another payload");
     }
 
     #[test]

@@ -4,7 +4,8 @@
 //!   child ── POST …/Down ──► parent     request body: grants     response body: frames (weights)
 //!   child ── POST …/Up ────► parent     request body: frames     response body: grants (gradients)
 //!
-//!   frame = header (80 bytes) + payload        grant = running total (8 bytes, little-endian) + its checksum (8)
+//!   frame = header (80 bytes) + payload, or its location in shared memory (40 bytes)
+//!   grant = running total (8 bytes, little-endian) + its checksum (8)
 //! ```
 //!
 //! * Each direction of a link is one request of the child to its parent. The request lasts as long as the link.
@@ -27,7 +28,7 @@ use tokio::sync::mpsc;
 use tonic::body::Body;
 
 pub use crate::codec::Packet;
-use crate::codec::{GRANT_BYTES, HEADER_BYTES, is_intact, payload_length, slot_of};
+use crate::codec::{GRANT_BYTES, HEADER_BYTES, following_bytes, is_intact, payload_bytes, slot_of};
 
 /// Name of the service that shards and SwarmX nodes offer to their children.
 pub const LINK_SERVICE: &str = "millrace.v1.Link";
@@ -37,6 +38,9 @@ pub const LINK_DOWN_PATH: &str = "/millrace.v1.Link/Down";
 pub const LINK_UP_PATH: &str = "/millrace.v1.Link/Up";
 /// Name of the header with the epoch, `<attempt>.<number>`.
 pub const EPOCH_HEADER: &str = "millrace-epoch";
+/// Name of the header by which an agent accepts locations instead of payloads from agents of the same machine, with the
+/// text of its [`MachineId`](millrace_shared_memory::MachineId).
+pub const SHARED_MEMORY_HEADER: &str = "millrace-shared-memory";
 /// Name of the header with the agent that dials, `<role>-<index>`.
 pub const AGENT_HEADER: &str = "millrace-agent";
 
@@ -167,7 +171,7 @@ impl PacketReader {
         Self { body, pieces: VecDeque::new() }
     }
 
-    /// Waits for the next packet and returns it as a frame whose payload is not yet checked; `None` if the peer has
+    /// Waits for the next packet and returns it as a frame whose payload or location is not yet checked; `None` if the peer has
     /// closed the link. Not cancel-safe.
     ///
     /// # Errors
@@ -179,11 +183,11 @@ impl PacketReader {
         if !is_intact(&head) {
             return Err(PacketError::Damaged);
         }
-        let length = payload_length(&head);
+        let length = payload_bytes(&head);
         if length > MAX_PAYLOAD_BYTES {
             return Err(PacketError::TooLong(length));
         }
-        let payload = self.read_exact(length).await?.ok_or(PacketError::Cut)?;
+        let payload = self.read_exact(following_bytes(&head)).await?.ok_or(PacketError::Cut)?;
         Ok(Some(Packet { head, payload }))
     }
 

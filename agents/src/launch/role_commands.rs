@@ -36,6 +36,7 @@ fn role_command(
         identity: Some(DocumentSource::Stdin),
         // The traffic does not leave this machine.
         data_encryption: Some(Protection::Authenticated),
+        shared_memory: Some(true),
         listen,
         metrics_listen: metrics,
         logging: Some(level(run.launch.job.run.logging)),

@@ -3,7 +3,7 @@
 use std::future::poll_fn;
 use std::time::Duration;
 
-use http::{Request, StatusCode};
+use http::{HeaderMap, Request, StatusCode};
 use http_body_util::BodyExt;
 use millrace_engine::types::{AgentId, Epoch};
 use millrace_protocol::error_chain;
@@ -12,7 +12,7 @@ use tonic::body::Body;
 use tonic::codegen::Service;
 use tonic::transport::Channel;
 
-use super::{Direction, LinkEventKind, LinkKey, LinkSettings, receive_frames, receive_grants, send};
+use super::{Direction, LinkEventKind, LinkKey, LinkSettings, peer_machine, receive_frames, receive_grants, send};
 
 /// One direction of a link could not be opened.
 #[derive(Debug, thiserror::Error)]
@@ -52,34 +52,41 @@ pub fn dial(me: AgentId, peer: AgentId, address: String, epoch: Epoch, settings:
 
 async fn open_down(me: AgentId, key: LinkKey, channel: Channel, settings: LinkSettings) -> Result<(), OpenError> {
     let (sender, body) = packet::packet_channel();
-    let frames = open(packet::LINK_DOWN_PATH, me, key, body, channel).await?;
+    let (_, frames) = open(packet::LINK_DOWN_PATH, me, key, body, channel, &settings).await?;
     tokio::spawn(receive_frames(key, sender, frames, settings));
     Ok(())
 }
 
 async fn open_up(me: AgentId, key: LinkKey, channel: Channel, settings: LinkSettings) -> Result<(), OpenError> {
     let (sender, body) = packet::packet_channel();
-    let grants = open(packet::LINK_UP_PATH, me, key, body, channel).await?;
-    tokio::spawn(receive_grants(key, sender, grants, settings));
+    let (headers, grants) = open(packet::LINK_UP_PATH, me, key, body, channel, &settings).await?;
+    tokio::spawn(receive_grants(key, sender, grants, peer_machine(&headers), settings));
     Ok(())
 }
 
-/// Sends `body` to `path`; returns the body of the response.
-async fn open(path: &str, me: AgentId, key: LinkKey, body: Body, channel: Channel) -> Result<PacketReader, OpenError> {
-    let request = Request::post(path)
+/// Sends `body` to `path`; returns headers and body of the response.
+async fn open(
+    path: &str,
+    me: AgentId,
+    key: LinkKey,
+    body: Body,
+    channel: Channel,
+    settings: &LinkSettings,
+) -> Result<(HeaderMap, PacketReader), OpenError> {
+    let mut request = Request::post(path)
         .header(EPOCH_HEADER, key.epoch.to_string())
         .header(AGENT_HEADER, me.to_string())
         .body(body)?;
+    settings.add_machine(request.headers_mut());
     tokio::time::timeout(OPEN_TIMEOUT, call(request, channel)).await.unwrap_or(Err(OpenError::TimedOut))
 }
 
-async fn call(request: Request<Body>, mut channel: Channel) -> Result<PacketReader, OpenError> {
+async fn call(request: Request<Body>, mut channel: Channel) -> Result<(HeaderMap, PacketReader), OpenError> {
     poll_fn(|cx| channel.poll_ready(cx)).await?;
-    let response = channel.call(request).await?;
-    let status = response.status();
-    if status == StatusCode::OK {
-        return Ok(PacketReader::new(response.into_body()));
+    let (parts, body) = channel.call(request).await?.into_parts();
+    if parts.status == StatusCode::OK {
+        return Ok((parts.headers, PacketReader::new(body)));
     }
-    let reason = response.into_body().collect().await.map(http_body_util::Collected::to_bytes).unwrap_or_default();
-    Err(OpenError::Rejected { status, reason: String::from_utf8_lossy(&reason).into_owned() })
+    let reason = body.collect().await.map(http_body_util::Collected::to_bytes).unwrap_or_default();
+    Err(OpenError::Rejected { status: parts.status, reason: String::from_utf8_lossy(&reason).into_owned() })
 }

@@ -7,6 +7,9 @@
 //! * A peer can't make an agent use unbounded memory: a frame without credit, or a grant of more than a window, closes
 //!   its link ([`FrameCheck`], [`GrantCheck`]).
 //! * While [`MAX_QUEUED_LINK_EVENTS`] events wait for the agent, nothing more is read from the network.
+//! * Between agents of one machine, a frame has the location of its payload in shared memory instead of the payload, if
+//!   the receiver accepts that ([`SHARED_MEMORY_HEADER`](millrace_protocol::packet::SHARED_MEMORY_HEADER)) and the
+//!   payload is there.
 
 mod dial;
 mod mailbox;
@@ -15,13 +18,15 @@ mod serve;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use http::{HeaderMap, HeaderValue};
 use millrace_emulator::plan::PlanHash;
 use millrace_engine::credit::{FrameCheck, GrantCheck};
 use millrace_engine::frame::Frame;
 use millrace_engine::slots::Direction;
 use millrace_engine::types::{AgentId, Epoch};
-use millrace_protocol::codec;
-use millrace_protocol::packet::{Packet, PacketReader, PacketSender, SendProgress};
+use millrace_protocol::codec::{self, CodecError};
+use millrace_protocol::packet::{Packet, PacketReader, PacketSender, SHARED_MEMORY_HEADER, SendProgress};
+use millrace_shared_memory::{MachineId, ReceiveError, SharedMemory};
 use millrace_telemetry::metric_definitions::{ByteDirection as Way, RoleMetrics};
 use millrace_telemetry::prometheus::Counter;
 use tokio::sync::{mpsc, watch};
@@ -49,9 +54,18 @@ pub struct LinkKey {
 #[derive(Clone)]
 pub enum LinkSender {
     /// The agent sends frames and receives grants.
-    Frames(PacketSender, Counter),
+    Frames(FrameSender),
     /// The agent receives frames and sends grants.
     Grants(PacketSender, GrantedSlots),
+}
+
+/// Sends frames on one link.
+#[derive(Clone)]
+pub struct FrameSender {
+    packets: PacketSender,
+    bytes: Counter,
+    /// Shared memory from which the peer reads payloads; `None` if it does not.
+    memory: Option<SharedMemory>,
 }
 
 /// The running total of slots granted on a link, shared with the task that reads the link.
@@ -110,14 +124,31 @@ pub struct LinkSettings {
     pub metrics: RoleMetrics,
     /// Dials and accepts connections.
     pub member: Member,
+    /// Memory for payloads that other agents of this machine read.
+    pub memory: SharedMemory,
+    /// Whether the agent passes weights on without using them.
+    pub forwards_weights: bool,
+}
+
+/// A frame can't be used. The link over which it arrived ends.
+#[derive(Debug, thiserror::Error)]
+enum FrameError {
+    #[error(transparent)]
+    Codec(#[from] CodecError),
+    #[error(transparent)]
+    Memory(#[from] ReceiveError),
 }
 
 impl LinkSender {
     /// Sends a frame. A frame for a closed link is dropped; the `Broken` event of the link follows.
     pub fn frame(&self, frame: Packet) {
-        if let LinkSender::Frames(sender, bytes) = self {
+        if let LinkSender::Frames(FrameSender { packets, bytes, memory }) = self {
             bytes.add(frame.len() as u64);
-            sender.send(frame);
+            let location = memory.as_ref().and_then(|memory| memory.share(&frame.payload));
+            packets.send(match location {
+                Some(location) => frame.with_location(location),
+                None => frame,
+            });
         }
     }
 
@@ -154,9 +185,8 @@ async fn read_frames(
             Ok(None) => return "the peer closed the link".to_owned(),
             Err(error) => return error.to_string(),
         };
-        bytes.add(packet.len() as u64);
-        let frame = match codec::unpack(packet, job.plan) {
-            Ok((frame, _)) => frame,
+        let frame = match settings.unpack(packet, key.direction, job.plan, &bytes) {
+            Ok(frame) => frame,
             Err(error) => return error.to_string(),
         };
         if frame.key.epoch != key.epoch {
@@ -170,10 +200,21 @@ async fn read_frames(
 }
 
 /// Handles a direction in which grants arrive, until it ends.
-async fn receive_grants(key: LinkKey, sender: PacketSender, incoming: PacketReader, settings: LinkSettings) {
+///
+/// `peer_machine` is the machine on which the peer reads payloads from shared memory, if it does.
+async fn receive_grants(
+    key: LinkKey,
+    packets: PacketSender,
+    incoming: PacketReader,
+    peer_machine: Option<MachineId>,
+    settings: LinkSettings,
+) {
     // The link closes when the agent drops its end: this task holds only the progress, not the sender.
-    let progress = sender.progress();
-    let end = LinkSender::Frames(sender, settings.metrics.bytes(Way::Out, &key.peer.to_string()));
+    let progress = packets.progress();
+    let bytes = settings.metrics.bytes(Way::Out, &key.peer.to_string());
+    let is_on_this_machine = peer_machine.is_some() && peer_machine == settings.memory.machine();
+    let memory = is_on_this_machine.then(|| settings.memory.clone());
+    let end = LinkSender::Frames(FrameSender { packets, bytes, memory });
     send(&settings.events, key, LinkEventKind::Open(end)).await;
     let reason = read_grants(key, incoming, &progress, &settings).await;
     send(&settings.events, key, LinkEventKind::Broken(reason)).await;
@@ -211,7 +252,39 @@ fn parse_epoch(text: &str) -> Option<Epoch> {
     Some(Epoch { attempt: attempt.parse().ok()?, number: number.parse().ok()? })
 }
 
+/// Reads the machine of a peer from the headers of its request or response.
+fn peer_machine(headers: &HeaderMap) -> Option<MachineId> {
+    MachineId::parse(headers.get(SHARED_MEMORY_HEADER)?.to_str().ok()?)
+}
+
 impl LinkSettings {
+    /// Adds the header by which this agent accepts locations, if it does.
+    fn add_machine(&self, headers: &mut HeaderMap) {
+        let machine = self.memory.machine().and_then(|machine| HeaderValue::try_from(machine.to_string()).ok());
+        if let Some(machine) = machine {
+            headers.insert(SHARED_MEMORY_HEADER, machine);
+        }
+    }
+
+    /// Checks a packet of a link, with its payload in shared memory if it has only the location, and counts its bytes.
+    fn unpack(
+        &self,
+        mut packet: Packet,
+        direction: Direction,
+        plan: PlanHash,
+        bytes: &Counter,
+    ) -> Result<Frame, FrameError> {
+        // Weights in shared memory are read by the systems only.
+        let mut is_forwarded = false;
+        if let Some(location) = packet.location()? {
+            packet = packet.with_payload(self.memory.receive(&location)?);
+            is_forwarded = self.forwards_weights && direction == Direction::Down;
+        }
+        bytes.add(packet.len() as u64);
+        let unpack = if is_forwarded { codec::unpack_forwarded } else { codec::unpack };
+        Ok(unpack(packet, plan)?.0)
+    }
+
     /// Waits for the job; returns `None` if the agent ends before the job is known.
     async fn job(&self) -> Option<LinkJob> {
         let mut job = self.job.subscribe();

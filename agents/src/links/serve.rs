@@ -15,7 +15,7 @@ use tonic::body::Body;
 use tonic::codegen::Service;
 use tonic::server::NamedService;
 
-use super::{Direction, LinkKey, LinkSettings, parse_epoch, receive_frames, receive_grants};
+use super::{Direction, LinkKey, LinkSettings, parse_epoch, peer_machine, receive_frames, receive_grants};
 
 /// The service that shards and SwarmX nodes offer to their children.
 #[derive(Clone)]
@@ -42,11 +42,11 @@ impl LinkService {
         Self { settings, open: Arc::default(), rejections: Arc::default() }
     }
 
-    /// Opens one direction of a link; returns the body that is sent to the child.
+    /// Opens one direction of a link; returns the response to the child.
     ///
     /// # Errors
     /// The request is invalid, or the peer may not open this link: status and reason.
-    fn open(&self, request: Request<Body>) -> Result<Body, (StatusCode, String)> {
+    fn open(&self, request: Request<Body>) -> Result<Response<Body>, (StatusCode, String)> {
         let peer = request.extensions().get::<Peer>().and_then(|peer| peer.name.agent());
         let text = |key| request.headers().get(key).and_then(|value| value.to_str().ok());
         let direction = match request.uri().path() {
@@ -67,17 +67,20 @@ impl LinkService {
         if !self.open.lock().unwrap_or_else(PoisonError::into_inner).insert(key) {
             return Err((StatusCode::CONFLICT, format!("{agent} has this link of epoch {epoch} already")));
         }
-        Ok(self.take(OpenLinkGuard { key, open: self.open.clone() }, request))
+        let mut response = Response::new(self.take(OpenLinkGuard { key, open: self.open.clone() }, request));
+        self.settings.add_machine(response.headers_mut());
+        Ok(response)
     }
 
     /// Serves a link. The link counts as open until it ends.
     fn take(&self, opened: OpenLinkGuard, request: Request<Body>) -> Body {
         let (key, settings) = (opened.key, self.settings.clone());
         let (sender, body) = packet::packet_channel();
+        let peer_machine = peer_machine(request.headers());
         let incoming = PacketReader::new(request.into_body());
         tokio::spawn(async move {
             match key.direction {
-                Direction::Down => receive_grants(key, sender, incoming, settings).await,
+                Direction::Down => receive_grants(key, sender, incoming, peer_machine, settings).await,
                 Direction::Up => receive_frames(key, sender, incoming, settings).await,
             }
             drop(opened);
@@ -108,7 +111,7 @@ impl Service<Request<Body>> for LinkService {
     }
 
     fn call(&mut self, request: Request<Body>) -> Self::Future {
-        let response = self.open(request).map(Response::new).unwrap_or_else(|(status, reason)| {
+        let response = self.open(request).unwrap_or_else(|(status, reason)| {
             self.log_rejection(&reason);
             let mut rejection = Response::new(Body::new(reason));
             *rejection.status_mut() = status;

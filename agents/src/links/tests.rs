@@ -3,6 +3,7 @@
 use millrace_emulator::plan::Encoding;
 use millrace_emulator::tree::Node;
 use millrace_engine::frame::FrameKey;
+use millrace_engine::payload_memory::PayloadMemory;
 use millrace_engine::types::Role;
 use millrace_protocol::codec::LinkContext;
 use millrace_protocol::packet::packet_channel;
@@ -23,13 +24,23 @@ fn settings(events: LinkEventSender) -> LinkSettings {
     let job = LinkJobWatch::default();
     job.send_replace(Some(JOB));
     let member = crate::member::testing(AgentId::new(Role::SwarmX, 0));
-    LinkSettings { events, job, metrics: RoleMetrics::new("swarmx", 0, "0"), member }
+    let (metrics, memory) = (RoleMetrics::new("swarmx", 0, "0"), SharedMemory::new(1));
+    memory.begin_epoch(4096, 8);
+    LinkSettings { events, job, metrics, member, memory, forwards_weights: false }
 }
 
 fn frame(slot: u32, number: u32) -> Packet {
+    frame_of(bytes::Bytes::from(vec![0; 1000]), slot, number)
+}
+
+fn frame_of(payload: bytes::Bytes, slot: u32, number: u32) -> Packet {
     let key = FrameKey { epoch: epoch(number), iteration: 0, round: 0, slot, chunk: 0, node: Node::new(0, 1) };
     let context = LinkContext { plan: JOB.plan, encoding: Encoding::F32, step: 1 };
-    codec::pack(Frame::new(key, bytes::Bytes::from(vec![0; 1000])), context)
+    codec::pack(Frame::new(key, payload), context)
+}
+
+fn shared_payload(memory: &SharedMemory) -> bytes::Bytes {
+    memory.create(1000, &mut |writer| writer.put(&[7; 1000]))
 }
 
 /// Sends `packets` on a link and returns all its events in the current epoch. `granted` slots are granted before the
@@ -84,7 +95,7 @@ async fn grants_beyond_window_or_not_increasing_end_the_link() {
         mailbox.set_epoch(epoch(1));
         let (peer, body) = packet_channel();
         let (frames, _kept) = packet_channel();
-        tokio::spawn(receive_grants(key(0, 1), frames, PacketReader::new(body), settings(events)));
+        tokio::spawn(receive_grants(key(0, 1), frames, PacketReader::new(body), None, settings(events)));
         grants.iter().for_each(|total| peer.grant(*total));
         let mut happened = Vec::new();
         while !matches!(happened.last(), Some(LinkEventKind::Broken(_))) {
@@ -92,6 +103,45 @@ async fn grants_beyond_window_or_not_increasing_end_the_link() {
         }
         assert!(reason(&happened).contains(message), "{}", reason(&happened));
     }
+}
+
+#[tokio::test]
+async fn locations_are_sent_only_to_peers_that_accept_them_on_this_machine() {
+    let other = MachineId::parse("another machine");
+    let this = SharedMemory::new(2).machine();
+    for (peer_machine, is_shared) in [(None, false), (other, false), (this, true)] {
+        let (mut mailbox, events) = LinkEventQueue::new();
+        mailbox.set_epoch(epoch(1));
+        let (packets, sent) = packet_channel();
+        let (_grants, body) = packet_channel();
+        let settings = settings(events);
+        let payload = shared_payload(&settings.memory);
+        tokio::spawn(receive_grants(key(0, 1), packets, PacketReader::new(body), peer_machine, settings));
+        let Some(LinkEventKind::Open(end)) = mailbox.next().await.map(|event| event.kind) else { panic!("not open") };
+        end.frame(frame_of(payload, 0, 1));
+        end.frame(frame(1, 1));
+        let mut sent = PacketReader::new(sent);
+        let first = sent.frame().await.unwrap().unwrap();
+        assert_eq!(first.location().unwrap().is_some(), is_shared);
+        let second = sent.frame().await.unwrap().unwrap();
+        assert_eq!(second.location().unwrap(), None, "its payload does not lie in shared memory");
+    }
+}
+
+#[tokio::test]
+async fn payloads_are_read_where_they_are() {
+    let sender = SharedMemory::new(3);
+    sender.begin_epoch(4096, 1);
+    let payload = shared_payload(&sender);
+    let location = sender.share(&payload).unwrap();
+    let packet = frame_of(payload.clone(), 0, 1).with_location(location);
+    // The second frame, of another epoch, ends the link.
+    let happened = read([packet.clone(), frame(1, 2)], 2).await;
+    let [_, LinkEventKind::Frame(frame), ..] = &happened[..] else { panic!("{} events", happened.len()) };
+    assert_eq!(frame.payload.clone().into_bytes(), payload);
+    drop((payload, happened));
+    let happened = read([packet], 2).await;
+    assert!(reason(&happened).contains("does not exist"), "freed: {}", reason(&happened));
 }
 
 #[tokio::test]

@@ -14,13 +14,17 @@ mod work_queue;
 
 use millrace_emulator::numerics::{Isa, IsaSet};
 use millrace_engine::message::ShardState;
+use millrace_engine::payload::max_sum_bytes;
 use millrace_engine::types::{AgentId, Role};
+use millrace_protocol::security::random_number;
+use millrace_shared_memory::SharedMemory;
 use millrace_telemetry::journal::{AttemptOutcome, OutcomeReason};
 use millrace_telemetry::logs::{AgentName, Level, LogFormat, Logger, print_to_stderr};
 use millrace_telemetry::metric_definitions::RoleMetrics;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::control::client::{AgentInfo, ControlSession};
+use crate::control::job::CompiledJob;
 use crate::error::{AgentError, ErrorOrigin};
 use crate::http::{self, Readiness};
 use crate::launch::{Exit, LaunchDocument, print_failure};
@@ -45,6 +49,8 @@ pub struct RoleArgs {
     pub journal_listen: String,
     /// Identity of the agent in the job.
     pub member: Member,
+    /// Whether payloads are shared with other agents of this machine.
+    pub shared_memory: bool,
     /// Listen address of `/metrics` and probes; `None` to serve neither.
     pub metrics_listen: Option<String>,
     /// Compute threads of a system; `None` for an equal share of the machine's cores.
@@ -64,6 +70,14 @@ pub struct RoleArgs {
     pub by_launcher: bool,
 }
 
+/// Slots of the payload memory for each slot that may be in flight on one link: agents below a SwarmX node hold
+/// payloads that this agent's peer has granted again. Without a free slot a payload is created on the heap.
+const SLOTS_PER_WINDOW_SLOT: usize = 4;
+/// Bounds of the number of slots. A slot takes memory when it is used for the first time.
+const MIN_SLOTS: usize = 16;
+/// See [`MIN_SLOTS`].
+const MAX_SLOTS: usize = 1024;
+
 /// Name of the program in traces.
 pub(crate) const TRACE_SERVICE_NAME: &str = "millrace-agent";
 
@@ -73,6 +87,8 @@ pub(crate) struct RoleContext {
     logger: Logger,
     metrics: RoleMetrics,
     ready: Readiness,
+    /// Memory for the payloads that the agent creates.
+    memory: SharedMemory,
 }
 
 /// Runs a role until the process is to end. Blocks.
@@ -139,7 +155,8 @@ async fn start(args: RoleArgs) -> Result<Exit, AgentError> {
     };
     let logger = Logger::new(name, args.level, args.log_format, console);
     let _traces = millrace_traces::install(TRACE_SERVICE_NAME, logger.layer()).map_err(AgentError::local)?;
-    let context = RoleContext { args, logger, metrics, ready };
+    let memory = if args.shared_memory { SharedMemory::new(random_number()) } else { SharedMemory::disabled() };
+    let context = RoleContext { args, logger, metrics, ready, memory };
     match role {
         Role::MemoryX => memoryx::run(context, terminate).await?,
         Role::SwarmX => swarmx::run(context, terminate).await?,
@@ -162,7 +179,18 @@ impl RoleContext {
             job: LinkJobWatch::default(),
             metrics: self.metrics.clone(),
             member: self.args.member.clone(),
+            memory: self.memory.clone(),
+            forwards_weights: self.me().role == Role::SwarmX,
         }
+    }
+
+    /// Begins an epoch of the payload memory. For each payload in flight to the next agent, several may be in flight
+    /// from there to its children.
+    fn begin_memory_epoch(&self, job: &CompiledJob) {
+        let elements = job.plan.chunks.iter().map(|chunk| chunk.elements).max().unwrap_or(0);
+        let window = usize::try_from(job.window()).unwrap_or(usize::MAX);
+        let slots = window.saturating_mul(SLOTS_PER_WINDOW_SLOT).clamp(MIN_SLOTS, MAX_SLOTS);
+        self.memory.begin_epoch(max_sum_bytes(elements), slots);
     }
 
     /// Joins the job. `terminate` receives SIGTERM.

@@ -96,6 +96,7 @@ fn role_args(command: RoleCommand, last_report: TerminationReport) -> Result<Rol
         member: Member::new(identity, agent, command.data_encryption.unwrap_or(Protection::Encrypted))?,
         coordinator: command.coordinator,
         listen: command.listen.unwrap_or_else(any_port),
+        shared_memory: command.shared_memory.unwrap_or(false),
         advertise: command.advertise,
         journal_listen: command.journal_listen.unwrap_or_else(any_port),
         metrics_listen: command.metrics_listen,

@@ -137,8 +137,10 @@ impl SwarmDriver {
             let address = configure.addresses.get(&parent).cloned().unwrap_or_default();
             dial(me, parent, address, epoch, self.settings.clone());
         }
+        self.context.begin_memory_epoch(job);
+        let memory = Arc::new(self.context.memory.clone());
         self.node = Some(SwarmEpoch {
-            machine: SwarmX::new(job.plan.clone(), placement, node_index, epoch, job.window()),
+            machine: SwarmX::new(job.plan.clone(), placement, node_index, epoch, job.window(), memory),
             ends: LinkSenders::new(parents.iter().chain(&children).copied()),
             parents,
             children,

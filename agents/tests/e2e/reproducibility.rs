@@ -1,5 +1,7 @@
 //! Tests that the results are bit-identical for every number of agents and threads, and after interruptions.
 
+use std::collections::BTreeSet;
+
 use super::harness::{RunResult, TestDir};
 
 /// Numbers of agents, threads and flags that must not change the results.
@@ -70,4 +72,25 @@ fn same_bits_in_f32() {
 #[test]
 fn same_bits_in_mixed_precision() {
     matrix("mixed_precision: True\n    use_bfloat16: True", "97kB");
+}
+
+/// The comparisons above are of runs that share memory; runs without it are compared in `network_faults`.
+#[test]
+fn agents_of_a_run_share_memory() {
+    let place = TestDir::new();
+    place.params("params.yaml", &[("max_steps: 6", "max_steps: 1000")]);
+    let mut run = place.start("train -p params.yaml -o m --num_csx 2");
+    run.wait_for("Step=20,");
+    let roles = run.roles();
+    let arenas = |name: &str| {
+        let (_, pid) = roles.iter().find(|(role, _)| role == name).unwrap();
+        let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).unwrap();
+        let inode = |line: &str| line.split_whitespace().nth(4).unwrap().to_owned();
+        maps.lines().filter(|line| line.contains("memfd:millrace")).map(inode).collect::<BTreeSet<_>>()
+    };
+    let [first, second, shard] = ["cs2-0", "cs2-1", "memoryx-0"].map(arenas);
+    assert!(!first.is_disjoint(&shard) && !second.is_disjoint(&shard), "systems read the weights of the shard");
+    assert!(first.intersection(&second).all(|arena| !arenas("activation-0").contains(arena)));
+    run.signal(rustix::process::Signal::TERM);
+    assert!(!run.end().stderr.contains("memory can't be shared"));
 }

@@ -3,31 +3,28 @@
 use super::isa::{Simd, simd_fn};
 use crate::numerics::bf16;
 
-/// Elements converted at once by [`f32_bytes`] and [`bf16_bytes`]: fits into the first-level cache together with its
-/// source.
+/// Elements converted at once: fit into the first-level cache together with their source.
 const BLOCK: usize = 1024;
 
-/// Returns the little-endian bytes of f32.
-pub fn f32_bytes(simd: Simd, x: &[f32]) -> Vec<u8> {
-    bytes_of::<{ 4 * BLOCK }>(x, |part, bytes| write_f32(simd, part, bytes))
+/// Passes the little-endian bytes of f32 to `put`, block by block.
+pub fn put_f32(simd: Simd, x: &[f32], put: impl FnMut(&[u8])) {
+    put_blocks::<{ 4 * BLOCK }>(x, |part, bytes| write_f32(simd, part, bytes), put);
 }
 
-/// Returns the little-endian bytes of bf16, rounded to nearest, ties to even.
-pub fn bf16_bytes(simd: Simd, x: &[f32]) -> Vec<u8> {
-    bytes_of::<{ 2 * BLOCK }>(x, |part, bytes| write_bf16(simd, part, bytes))
+/// Passes the little-endian bytes of bf16, rounded to nearest, ties to even, to `put`, block by block.
+pub fn put_bf16(simd: Simd, x: &[f32], put: impl FnMut(&[u8])) {
+    put_blocks::<{ 2 * BLOCK }>(x, |part, bytes| write_bf16(simd, part, bytes), put);
 }
 
-/// Converts block by block: fresh memory is written once, never zeroed before.
-fn bytes_of<const BYTES: usize>(x: &[f32], write: impl Fn(&[f32], &mut [u8])) -> Vec<u8> {
+/// Converts through a small buffer, so that the memory behind `put` is written once and never zeroed before.
+fn put_blocks<const BYTES: usize>(x: &[f32], write: impl Fn(&[f32], &mut [u8]), mut put: impl FnMut(&[u8])) {
     let width = BYTES / BLOCK;
     let mut block = [0; BYTES];
-    let mut out = Vec::with_capacity(x.len() * width);
     for part in x.chunks(BLOCK) {
         let bytes = &mut block[..part.len() * width];
         write(part, bytes);
-        out.extend_from_slice(bytes);
+        put(bytes);
     }
-    out
 }
 
 simd_fn! {
@@ -101,7 +98,12 @@ mod tests {
     fn bytes_are_little_endian_wherever_they_begin() {
         const LEN: usize = 2 * BLOCK + 100;
         let x = uniform(LEN, -1.0, 1.0, 1);
-        let (mut f32s, mut bf16s) = every_simd(|simd| (f32_bytes(simd, &x), bf16_bytes(simd, &x)));
+        let (mut f32s, mut bf16s) = every_simd(|simd| {
+            let (mut f32s, mut bf16s) = (Vec::new(), Vec::new());
+            put_f32(simd, &x, |bytes| f32s.extend_from_slice(bytes));
+            put_bf16(simd, &x, |bytes| bf16s.extend_from_slice(bytes));
+            (f32s, bf16s)
+        });
         assert!(f32s.iter().copied().eq(x.iter().flat_map(|x| x.to_le_bytes())));
         assert!(bf16s.iter().copied().eq(x.iter().flat_map(|x| bf16::from_f32(*x).to_le_bytes())));
         // One byte further: unaligned.

@@ -34,6 +34,9 @@ fn main() -> std::io::Result<()> {
     write("frame", "sparse", &sparse)?;
     write("packets", "two", &[&[7][..], &whole(&f32), &whole(&bf16)].concat())?;
     write("packets", "grants", &[&[3][..], &Packet::grant(3).head, &Packet::grant(5).head].concat())?;
+    // Slot 0, filled once, 100 bytes; the checksum and the arena are those of the target.
+    let slot = [[0, 0, 0, 0, 1, 0, 0, 0], 100u64.to_le_bytes()].concat();
+    write("location", "first_slot", &[&[1; 16][..], &slot, &[0; 8]].concat())?;
     let parts = [(0, 8), (3, 12), (3, 4)].map(|(chunk, bytes)| {
         ChunkPart { chunk, elements: vec![1; bytes].into(), checksum: 0 }.sealed().encode_length_delimited_to_vec()
     });

@@ -14,6 +14,7 @@ mod hugging_face;
 mod lines;
 mod names;
 mod rest;
+mod shared_memory;
 mod wire;
 
 pub mod mutate;
@@ -21,7 +22,7 @@ pub mod mutate;
 /// A target: its name, which is also its directory in `corpus/`, and the function that is run with an input.
 pub type Target = (&'static str, fn(&[u8]));
 
-pub const TARGETS: [Target; 32] = [
+pub const TARGETS: [Target; 33] = [
     ("params", cluster::params),
     ("trainjob", cluster::trainjob),
     ("record", cluster::record),
@@ -32,6 +33,7 @@ pub const TARGETS: [Target; 32] = [
     ("role_command", wire::role_command),
     ("frame", wire::frame),
     ("packets", wire::packets),
+    ("location", shared_memory::location),
     ("copy", wire::copy),
     ("control", wire::control),
     ("entry", wire::entry),

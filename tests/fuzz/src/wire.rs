@@ -123,6 +123,7 @@ pub fn packets(bytes: &[u8]) {
         let mut frames = body();
         while let Ok(Some(packet)) = frames.frame().await {
             let plan = plan_of(&packet.head);
+            drop(packet.location());
             drop(codec::unpack(packet, plan));
         }
         let mut grants = body();

@@ -6,6 +6,7 @@ use millrace_emulator::placement::{Placement, PlacementMembers};
 use millrace_engine::frame::{Frame, FrameError, FrameKey};
 use millrace_engine::message::ParameterSource;
 use millrace_engine::payload::Payload;
+use millrace_engine::payload_memory::HeapMemory;
 use millrace_engine::shard::{Shard, ShardError};
 use millrace_engine::swarm::{LinkError, Neighbour, SwarmX};
 use millrace_engine::system::System;
@@ -28,11 +29,13 @@ fn rejects_payloads_of_the_wrong_size() {
 
     let chunk = plan.up[0].chunk;
     let elements = plan.chunks[chunk].elements;
-    let sum = |length| [Payload::Dense(vec![0; 4 * length].into()), Payload::from_sum(&vec![0.0; length])];
+    let sum = |length| [Payload::Dense(vec![0; 4 * length].into()), Payload::from_sum(&vec![0.0; length], &HeapMemory)];
     let gather = |payload: Payload| {
         let frame = Frame::new(key(chunk), payload);
-        let (mut swarm, mut shard) =
-            (SwarmX::new(plan.clone(), placement.clone(), 0, epoch, 1), Shard::new(0, plan.clone()));
+        let (mut swarm, mut shard) = (
+            SwarmX::new(plan.clone(), placement.clone(), 0, epoch, 1, Arc::new(HeapMemory)),
+            Shard::new(0, plan.clone()),
+        );
         shard.on_loaded(&ParameterSource::Initial);
         shard.configure(placement.clone(), epoch, 1);
         swarm.open(iteration, &mut Vec::new()).unwrap();
@@ -57,7 +60,7 @@ fn rejects_payloads_of_the_wrong_size() {
     let chunk = plan.down_train[0].chunk;
     let mut system = System::new(&plan, placement, 0, epoch, 1);
     system.open(iteration);
-    system.weights(Frame::new(key(chunk), Payload::from_sum(&vec![0.0; plan.chunks[chunk].elements])));
+    system.weights(Frame::new(key(chunk), Payload::from_sum(&vec![0.0; plan.chunks[chunk].elements], &HeapMemory)));
     system.next().unwrap();
     assert_eq!(system.next().err(), Some(FrameError::SparseWeights { chunk }));
 }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use millrace_emulator::placement::Placement;
 use millrace_engine::frame::Frame;
 use millrace_engine::payload::Payload;
+use millrace_engine::payload_memory::HeapMemory;
 use millrace_engine::swarm::{LinkError, SwarmCommand, SwarmX};
 use millrace_engine::types::{AgentId, Iteration, Role};
 
@@ -40,7 +41,7 @@ impl SwarmBody {
         let sums = placement.swarm[at].children.iter().flat_map(|&node| child(node));
         let most_sums = sums.map(|(child, round)| placement.child_nodes(child, round).len()).max().unwrap_or(0);
         let most = (window as usize, window as usize * most_sums);
-        let machine = SwarmX::new(job.plan.clone(), placement, at, context.epoch, window);
+        let machine = SwarmX::new(job.plan.clone(), placement, at, context.epoch, window, Arc::new(HeapMemory));
         self.node = Some(Node { machine, above, below, most });
         Ok(())
     }
@@ -109,7 +110,7 @@ impl Node {
                     if context.network.has(PlantedBug::RoundedSum) {
                         let mut sum = numbers(&frame.payload);
                         sum.iter_mut().for_each(|number| *number = f32::from_bits(number.to_bits() & !0xff));
-                        frame = Frame::new(frame.key, Payload::from_sum(&sum));
+                        frame = Frame::new(frame.key, Payload::from_sum(&sum, &HeapMemory));
                     }
                     context.send(self.above[link], Packet::Frame(frame));
                 }

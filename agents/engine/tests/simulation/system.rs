@@ -9,6 +9,7 @@ use millrace_emulator::plan::{ChunkId, Pass, StreamPlan};
 use millrace_engine::frame::Frame;
 use millrace_engine::message::AgentReport;
 use millrace_engine::payload::Payload;
+use millrace_engine::payload_memory::HeapMemory;
 use millrace_engine::system::{System, SystemAction};
 use millrace_engine::types::{AgentId, ComputeWork, Iteration, IterationKind, LeafResult, Role};
 
@@ -168,7 +169,7 @@ impl Run {
                     if context.network.has(PlantedBug::DoubledGradient) {
                         one.iter_mut().for_each(|number| *number *= 2.0);
                     }
-                    context.send(self.above, Packet::Frame(Frame::new(to, Payload::from_sum(&one))));
+                    context.send(self.above, Packet::Frame(Frame::new(to, Payload::from_sum(&one, &HeapMemory))));
                 }
             }
         }

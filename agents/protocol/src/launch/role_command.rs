@@ -84,6 +84,10 @@ pub struct RoleCommand {
     /// connection authenticate in any case, and control and journal ports are always encrypted.
     #[arg(long, env = DATA_ENCRYPTION_ENV)]
     pub data_encryption: Option<Protection>,
+    /// Whether payloads are sent as locations in shared memory to agents that run on the same machine as the same user
+    /// and have the same setting, `on` or `off`; off by default.
+    #[arg(long, value_parser = switch)]
+    pub shared_memory: Option<bool>,
     /// Least severe level of the log on standard error; INFO by default.
     #[arg(long)]
     pub logging: Option<Level>,
@@ -189,6 +193,9 @@ pub enum InvalidArgument {
     /// An empty address, or one with spaces or control characters.
     #[error("expected an address without spaces")]
     Address,
+    /// A setting that is neither on nor off.
+    #[error("choose on or off")]
+    Switch,
     /// An address or a path that is too long.
     #[error("longer than {0} bytes")]
     TooLong(usize),
@@ -211,6 +218,7 @@ impl RoleCommand {
             coordinator: None,
             identity: None,
             data_encryption: None,
+            shared_memory: None,
             logging: None,
             log_format: None,
             roots: Vec::new(),
@@ -242,6 +250,7 @@ impl RoleCommand {
         args.flag("coordinator", self.coordinator.as_ref());
         args.flag("identity", self.identity.as_ref().map(DocumentSource::as_path));
         args.flag("data_encryption", self.data_encryption.map(Protection::as_switch));
+        args.flag("shared_memory", self.shared_memory.map(|is_on| if is_on { SWITCH_ON } else { SWITCH_OFF }));
         args.flag("logging", self.logging.map(Level::as_str));
         args.flag("log_format", self.log_format.map(|format| format.to_string()));
         self.roots.iter().for_each(|root| args.flag("root", Some(root)));
@@ -296,6 +305,18 @@ impl ArgWriter {
         let mut argument = OsString::from(format!("--{name}="));
         argument.push(value);
         self.0.push(argument);
+    }
+}
+
+const SWITCH_ON: &str = "on";
+const SWITCH_OFF: &str = "off";
+
+/// Reads a setting that is on or off.
+fn switch(text: &str) -> Result<bool, InvalidArgument> {
+    match text {
+        SWITCH_ON => Ok(true),
+        SWITCH_OFF => Ok(false),
+        _ => Err(InvalidArgument::Switch),
     }
 }
 
@@ -355,6 +376,7 @@ mod tests {
             coordinator: (!is_coordinator).then(|| "job-coordinator.team.svc:7000".to_owned()),
             identity: Some(DocumentSource::Stdin),
             data_encryption: Some(Protection::Authenticated),
+            shared_memory: Some(true),
             logging: Some(Level::Verbose),
             log_format: Some(LogFormat::Json),
             roots: vec![path(b"/data/\xff"), path(b"--root=x")],
@@ -429,6 +451,7 @@ mod tests {
             ("role cs2 --logging LOUD", "VERBOSE"),
             ("role cs2 --log_format xml", "text and json"),
             ("role cs2 --data_encryption maybe", "choose on or off"),
+            ("role cs2 --shared_memory true", "choose on or off"),
             ("role cs2 --coordinator host", "HOST:PORT"),
             ("role cs2 --coordinator :7000", "HOST:PORT"),
             ("role cs2 --coordinator host:65536", "HOST:PORT"),

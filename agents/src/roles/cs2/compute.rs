@@ -17,6 +17,7 @@ use millrace_engine::types::{AgentId, Iteration, IterationKind, LeafResult, Othe
 use millrace_protocol::codec::{self, LinkContext};
 use millrace_protocol::proto;
 use millrace_protocol::samples::Checked;
+use millrace_shared_memory::SharedMemory;
 use millrace_telemetry::journal::OutcomeReason;
 use millrace_telemetry::metric_definitions::RoleMetrics;
 use millrace_telemetry::stall::StallReason;
@@ -34,6 +35,8 @@ pub(super) struct ComputeWorker {
     outbox: MessageSender,
     metrics: RoleMetrics,
     inputs: WorkReceiver<ComputeInput>,
+    /// Memory for the gradients that the system sends.
+    memory: SharedMemory,
     usage: ComputeUsage,
 }
 
@@ -149,8 +152,9 @@ impl ComputeWorker {
         outbox: MessageSender,
         metrics: RoleMetrics,
         inputs: WorkReceiver<ComputeInput>,
+        memory: SharedMemory,
     ) -> Self {
-        Self { job, threads, outbox, metrics, inputs, usage: ComputeUsage::default() }
+        Self { job, threads, outbox, metrics, inputs, memory, usage: ComputeUsage::default() }
     }
 
     /// Computes until the driver has dropped its sender; returns the work done.
@@ -344,7 +348,7 @@ impl ComputeWorker {
                     let gradient = current.device.gradient(at.layer, at.chunk, key.node).ok_or_else(|| {
                         AgentError::local(format!("no gradient of chunk {} for leaves {}", at.chunk, key.node))
                     })?;
-                    let frame = Frame::new(key, Payload::from_sum(gradient));
+                    let frame = Frame::new(key, Payload::from_sum(gradient, &self.memory));
                     let context = LinkContext { plan: self.job.hash, encoding: Encoding::F32, step: current.step };
                     current.start.frames.frame(codec::pack(frame, context));
                 }

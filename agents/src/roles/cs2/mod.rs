@@ -79,6 +79,7 @@ pub async fn run(context: RoleContext, terminate: Signal) -> Result<(), AgentErr
         session.outbox.clone(),
         context.metrics.clone(),
         receiver,
+        context.memory.clone(),
     );
     let watchdog = Watchdog::watch("compute", context.metrics.stall().clone(), queued);
     std::thread::Builder::new()
@@ -190,6 +191,7 @@ impl SystemDriver {
         tracing::info!(%epoch, "epoch begins");
         let placement = Arc::new(configure.placement.clone());
         let Some(system_index) = placement.systems.iter().position(|system| system.id == me.index) else { return };
+        self.context.begin_memory_epoch(&self.session.job);
         let system = placement.systems[system_index];
         let address = |agent| configure.addresses.get(&agent).cloned().unwrap_or_default();
         let parent = AgentId::new(Role::SwarmX, placement.swarm[system.parent].id);

@@ -267,7 +267,8 @@ impl ShardDriver {
         let store = Arc::new(store);
         if let Some(jobs) = self.jobs.take() {
             let (plan, done) = (self.session.job.hash, self.done.clone());
-            let worker = StoreWorker::new(store.clone(), done, self.backlog.clone(), stall.clone(), plan);
+            let memory = self.context.memory.clone();
+            let worker = StoreWorker::new(store.clone(), done, self.backlog.clone(), stall.clone(), plan, memory);
             let watchdog = Watchdog::watch("store", stall.clone(), jobs.queued());
             let run = move || {
                 worker.run(jobs);
@@ -284,6 +285,7 @@ impl ShardDriver {
         self.context.metrics.set_epoch(epoch.attempt.into(), epoch.number.into());
         tracing::info!(%epoch, "epoch begins");
         self.context.ready.set(false);
+        self.context.begin_memory_epoch(job);
         let placement: Arc<Placement> = Arc::new(configure.placement.clone());
         let root = AgentId::new(Role::SwarmX, placement.swarm.first().map_or(0, |root| root.id));
         let first = self.shard.configure(placement, epoch, job.window());

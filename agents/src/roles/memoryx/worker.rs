@@ -12,6 +12,7 @@ use millrace_engine::message::{AgentReport, ParameterSource, SnapshotRequest};
 use millrace_engine::payload::Payload;
 use millrace_engine::types::CommitRecord;
 use millrace_protocol::codec::{self, LinkContext};
+use millrace_shared_memory::SharedMemory;
 use millrace_telemetry::stall::{StallClock, StallReason};
 use tokio::sync::{mpsc, oneshot};
 
@@ -108,6 +109,8 @@ pub struct StoreWorker {
     backlog: Arc<SumBacklog>,
     stall: StallClock,
     plan: PlanHash,
+    /// Memory for the weights that the shard sends.
+    memory: SharedMemory,
     /// The thread that writes the last snapshot.
     writer: Option<JoinHandle<()>>,
 }
@@ -119,8 +122,9 @@ impl StoreWorker {
         backlog: Arc<SumBacklog>,
         stall: StallClock,
         plan: PlanHash,
+        memory: SharedMemory,
     ) -> Self {
-        Self { store, done, backlog, stall, plan, writer: None }
+        Self { store, done, backlog, stall, plan, memory, writer: None }
     }
 
     /// Processes jobs until all senders are dropped, or until the store is inconsistent.
@@ -139,7 +143,7 @@ impl StoreWorker {
     fn work(&mut self, job: StoreTask) -> Result<(), StoreError> {
         match job {
             StoreTask::Send { key, step, end } => {
-                let (encoding, payload) = self.store.read(key.chunk)?;
+                let (encoding, payload) = self.store.read(key.chunk, &self.memory)?;
                 let context = LinkContext { plan: self.plan, encoding, step };
                 end.frame(codec::pack(Frame::new(key, payload), context));
             }

@@ -22,6 +22,7 @@ use millrace_emulator::plan::{ChunkId, Encoding, StateShape};
 use millrace_emulator::sparsity::SparsityMasks;
 use millrace_engine::chunk_store::{self, SnapshotCursor, StoreError};
 use millrace_engine::payload::{self, Payload};
+use millrace_engine::payload_memory::PayloadMemory;
 use millrace_engine::types::CommitRecord;
 use millrace_params::TensorSettings;
 use millrace_telemetry::stall::{StallClock, StallReason};
@@ -281,12 +282,12 @@ impl ShardStore {
         self.chunks.commit(record);
     }
 
-    /// Returns the encoded current weights of the chunk. Blocks while a snapshot needs a copy of the chunk and none is
+    /// Returns the encoded current weights of the chunk, created in `memory`. Blocks while a snapshot needs a copy of the chunk and none is
     /// free.
     ///
     /// # Errors
     /// The chunk belongs to another shard, or an update was skipped.
-    pub fn read(&self, chunk: ChunkId) -> Result<(Encoding, Bytes), StoreError> {
+    pub fn read(&self, chunk: ChunkId, memory: &dyn PayloadMemory) -> Result<(Encoding, Bytes), StoreError> {
         let ops = self.ops();
         let OptimizerOps { job, simd, .. } = ops;
         let encoding = job.plan.chunk_encoding(chunk);
@@ -294,13 +295,13 @@ impl ShardStore {
         let bytes = self.wait_for_copies(|| {
             self.chunks.read(cell, |numbers| {
                 let weights = &numbers.array(0)[range.clone()];
-                match encoding {
-                    Encoding::F32 => convert::f32_bytes(*simd, weights),
-                    Encoding::Bf16 => convert::bf16_bytes(*simd, weights),
-                }
+                memory.create(encoding.bytes() * weights.len(), &mut |out| match encoding {
+                    Encoding::F32 => convert::put_f32(*simd, weights, |bytes| out.put(bytes)),
+                    Encoding::Bf16 => convert::put_bf16(*simd, weights, |bytes| out.put(bytes)),
+                })
             })
         })?;
-        Ok((encoding, bytes.into()))
+        Ok((encoding, bytes))
     }
 
     /// Applies the pending update of `chunk`, if there is one. Blocks like [`ShardStore::read`].

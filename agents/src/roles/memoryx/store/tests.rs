@@ -8,6 +8,7 @@ use millrace_checkpoint::{
 use millrace_emulator::kernels::ftz;
 use millrace_emulator::numerics::Isa;
 use millrace_emulator::numerics::random::hash64;
+use millrace_engine::payload_memory::HeapMemory;
 use millrace_engine::types::TrainingHistory;
 use millrace_params::{FlagOverrides, MachineSpec, Params};
 
@@ -31,11 +32,15 @@ fn dense(gradient: &[f32]) -> Payload {
     Payload::Dense(gradient.iter().flat_map(|x| x.to_le_bytes()).collect())
 }
 
+fn sum(gradient: &[f32]) -> Payload {
+    Payload::from_sum(gradient, &HeapMemory)
+}
+
 /// Gathers two uses of a chunk, each the sum of the leaves of two systems.
 fn gather(uses: &[[Vec<f32>; 2]; 2], encode: impl Fn(&[f32]) -> Payload) -> Vec<u32> {
     let mut all = vec![f32::NAN; LENGTH];
     for (index, [left, right]) in uses.iter().enumerate() {
-        take_sum(Simd::detect(), &encode(left).join(encode(right)), index == 0, &mut all).unwrap();
+        take_sum(Simd::detect(), &encode(left).join(encode(right), &HeapMemory), index == 0, &mut all).unwrap();
     }
     all.iter().map(|x| x.to_bits()).collect()
 }
@@ -52,11 +57,11 @@ fn sparse_sums_have_bits_of_dense_sums_under_flushing() {
                     gradient(key, filled)
                 })
             });
-            assert_eq!(gather(&uses, Payload::from_sum), gather(&uses, dense), "seed {seed}, {filled:?}");
+            assert_eq!(gather(&uses, sum), gather(&uses, dense), "seed {seed}, {filled:?}");
         }
     }
-    assert!(matches!(Payload::from_sum(&gradient(1, 5)), Payload::Sparse(_)));
-    assert_eq!(take_sum(Simd::detect(), &Payload::from_sum(&[0.0; LENGTH]), true, &mut [0.0; 2]), None);
+    assert!(matches!(Payload::from_sum(&gradient(1, 5), &HeapMemory), Payload::Sparse(_)));
+    assert_eq!(take_sum(Simd::detect(), &Payload::from_sum(&[0.0; LENGTH], &HeapMemory), true, &mut [0.0; 2]), None);
 }
 
 /// Returns the only shard of the smallest example, with its initial parameters.
@@ -106,7 +111,7 @@ fn train_on(job: &CompiledJob, shards: u32, steps: u64, resume: Option<(u64, u32
         for chunk in 0..job.plan.chunks.len() {
             let shard = placement::owner_of_chunk(&owners, stores.len() as u32, chunk);
             let store = &stores[shard as usize];
-            store.read(chunk).unwrap();
+            store.read(chunk, &HeapMemory).unwrap();
             let mut gradient = vec![0.0; job.plan.chunks[chunk].elements];
             for (tensor, first, range) in job.plan.chunk_pieces(chunk) {
                 for (index, gradient) in gradient[range].iter_mut().enumerate() {
@@ -317,7 +322,7 @@ fn adafactor_keeps_rows_and_columns_only() {
 /// Streams every chunk, gathers its gradient of `step`, and commits the step.
 fn train(store: &ShardStore, step: u64) {
     for chunk in store.chunks.owned_chunks() {
-        store.read(chunk).unwrap();
+        store.read(chunk, &HeapMemory).unwrap();
         let elements = store.ops().job.plan.chunks[chunk].elements;
         let gradient = vec![step as f32 + chunk as f32; elements];
         store.gather(chunk, true, true, &dense(&gradient)).unwrap().unwrap();
@@ -394,7 +399,7 @@ fn commit_during_a_snapshot_does_not_change_it() {
     let snapshot = store.begin_snapshot(1);
     train(&store, 2);
     assert!(expected.len() > MAX_SNAPSHOT_COPIES);
-    expected[..MAX_SNAPSHOT_COPIES].iter().for_each(|(chunk, _)| drop(store.read(*chunk).unwrap()));
+    expected[..MAX_SNAPSHOT_COPIES].iter().for_each(|(chunk, _)| drop(store.read(*chunk, &HeapMemory).unwrap()));
     assert!(rest_of(&store, snapshot) == expected, "the snapshot of step 1 has numbers of step 2");
 }
 
