@@ -76,8 +76,8 @@ impl From<Bytes> for Payload {
 }
 
 impl Payload {
-    /// Creates the payload of a partial sum in `memory`: sparse if at most half of its blocks contain a value other than
-    /// +0.0.
+    /// Creates the payload of a partial sum in `memory`: sparse if at most half of its blocks contain a value other
+    /// than +0.0.
     ///
     /// Reads `sum` once. As long as no block is omitted, the bytes written so far are the beginning of the dense
     /// payload. A sum that turns out late not to be mostly zero is written again from its start.

@@ -6,7 +6,7 @@
 //! |---|---|---|
 //! | 0 | 2 | magic `MR` |
 //! | 2 | 1 | version |
-//! | 3 | 1 | encoding: 0 for f32, 1 for bf16, 2 for a sparse partial sum, see [`payload`](millrace_engine::payload); 128 is added if the payload's location in shared memory follows the header instead of the payload |
+//! | 3 | 1 | encoding: 0 for f32, 1 for bf16, 2 for a sparse partial sum, see [`payload`](millrace_engine::payload) |
 //! | 4 | 4 | bytes of the payload |
 //! | 8 | 8 | plan hash |
 //! | 16 | 4 + 4 | attempt and number of the epoch |
@@ -17,6 +17,8 @@
 //! | 60 | 4 | mask version; written as 0, ignored by readers |
 //! | 64 | 8 | xxh3 of the payload |
 //! | 72 | 8 | xxh3 of the fields above |
+//!
+//! 128 is added to the encoding if the payload's location in shared memory follows the header instead of the payload.
 //!
 //! The receiver takes sizes from the header, never from the plan.
 

@@ -171,8 +171,8 @@ impl PacketReader {
         Self { body, pieces: VecDeque::new() }
     }
 
-    /// Waits for the next packet and returns it as a frame whose payload or location is not yet checked; `None` if the peer has
-    /// closed the link. Not cancel-safe.
+    /// Waits for the next packet and returns it as a frame whose payload or location is not yet checked; `None` if the
+    /// peer has closed the link. Not cancel-safe.
     ///
     /// # Errors
     /// The connection failed, the peer closed the link in the middle of a frame, or the header is damaged or announces
