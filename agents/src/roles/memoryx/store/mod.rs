@@ -282,8 +282,8 @@ impl ShardStore {
         self.chunks.commit(record);
     }
 
-    /// Returns the encoded current weights of the chunk, created in `memory`. Blocks while a snapshot needs a copy of the
-    /// chunk and none is free.
+    /// Returns the encoded current weights of the chunk, created in `memory`. Blocks while a snapshot needs a copy of
+    /// the chunk and none is free.
     ///
     /// # Errors
     /// The chunk belongs to another shard, or an update was skipped.
