@@ -112,7 +112,9 @@ impl Coordinator {
         }
         let states: Vec<Replica> = shards.iter().flatten().copied().collect();
         let newest = states.iter().map(|(_, state)| state.committed).max().unwrap_or(0);
-        let fresh = newest < self.step || states.iter().all(|(_, state)| state.record.is_none());
+        // Not after another step was adopted: the replica that held it may have been lost before the first epoch.
+        let fresh = self.step == self.source.step()
+            && (newest < self.step || states.iter().all(|(_, state)| state.record.is_none()));
         if fresh && (self.epoch.number == 0 || !self.policy.train) && self.pending_commit.is_none() {
             return self.load_source(&shards, out);
         }

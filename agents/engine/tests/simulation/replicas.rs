@@ -126,6 +126,33 @@ fn replica_without_parameters_waits_for_the_other_one() {
     }
 }
 
+/// A new coordinator continues from the step of the only replica that holds it. If that one is lost before the first
+/// epoch, the run restores the checkpoint and executes the steps since again.
+#[test]
+fn adopted_step_is_restored_if_its_only_replica_is_lost() {
+    let mut fixture = Fixture::new();
+    fixture.join(SECOND, Some(ShardState::default()));
+    fixture.join(FIRST, Some(at_step_2()));
+    assert_eq!(fixture.commands_to(SECOND), [copy_of_first()]);
+    fixture.on(CoordinatorEvent::Lost { agent: FIRST });
+    fixture
+        .on(CoordinatorEvent::Report { agent: SECOND, report: AgentReport::CopyFailed { reason: "lost".to_owned() } });
+    fixture.join(SECOND, Some(ShardState::default()));
+    assert!(fixture.out.is_empty(), "the other replica may still hold the step: {:?}", fixture.out);
+    fixture.join(FIRST, Some(ShardState::default()));
+    let restores =
+        |command: &CoordinatorCommand| matches!(command, CoordinatorCommand::ReportRestore { from: 0, to: 2, .. });
+    assert!(fixture.out.iter().any(restores), "{:?}", fixture.out);
+    for agent in [FIRST, SECOND] {
+        assert_eq!(fixture.commands_to(agent), [AgentCommand::Load(ParameterSource::Initial)]);
+    }
+    let state = ShardState { loaded: true, ..ShardState::default() };
+    for agent in [FIRST, SECOND] {
+        fixture.on(CoordinatorEvent::Report { agent, report: AgentReport::Loaded { state } });
+    }
+    assert_eq!((fixture.placed(), fixture.machine.step()), (Some(vec![0, 1]), 0));
+}
+
 /// The replica that writes a snapshot has lost its stream before it received the commit of that step.
 #[test]
 fn commit_precedes_the_snapshot_of_its_step() {
