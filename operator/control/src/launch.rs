@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use kube::ResourceExt;
-use millrace_params::ResolveOutput;
+use millrace_params::{CheckpointStates, ResolveOutput};
 use millrace_protocol::launch::LaunchDocument;
 
 use crate::attempt::AttemptContext;
@@ -27,6 +27,7 @@ pub fn launch(attempt: &AttemptContext<'_>) -> Result<LaunchDocument, ResolvedJo
     if launch.mode.trains() && saved.is_some() {
         // The checkpoint that the params name is where the job began; the job has a newer one of its own.
         launch.resume.checkpoint_path = None;
+        launch.resume.states = CheckpointStates::ALL;
         launch.resume.autoload = true;
     }
     Ok(launch)

@@ -278,10 +278,14 @@ fn launch_document_uses_the_current_spec() {
     let (resolution, _) = resolved(&job);
     assert_eq!(resolution.differences[0].key, "runconfig.num_csx");
     job.spec.params.0["runconfig"]["checkpoint_path"] = "/data/checkpoint_5".into();
-    assert!(launch(&job).resume.checkpoint_path.is_some());
+    job.spec.params.0["runconfig"]["load_checkpoint_states"] = "model".into();
+    let first = launch(&job).resume;
+    assert!(first.checkpoint_path.is_some() && !first.states.global_step);
     let saved = millrace_crds::CheckpointStatus { step: Some(7), ..Default::default() };
     job.status = Some(TrainJobStatus { checkpoint: Some(saved), ..TrainJobStatus::default() });
-    assert!(launch(&job).resume.checkpoint_path.is_none(), "the job has come further since");
+    let later = launch(&job).resume;
+    assert!(later.checkpoint_path.is_none(), "the job has come further since");
+    assert_eq!(later.states, CheckpointStates::ALL, "its own steps count");
 }
 
 /// Reads a document of release 0.1.0.
