@@ -13,6 +13,7 @@ use millrace_crds::{
     ApplianceSpec, JobVolume, MountedDir, PersistentVolumeClaimSource, ResolvedJob, Role, StoredParams, TrainJob,
     TrainJobSpec, TrainJobStatus,
 };
+use millrace_params::CheckpointStates;
 use millrace_protocol::error_chain;
 use millrace_protocol::launch::VERSION;
 use millrace_protocol::security::Credentials;
