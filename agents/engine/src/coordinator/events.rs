@@ -86,6 +86,15 @@ pub enum CoordinatorEvent {
         reason: String,
         cause: FailureCause,
     },
+    /// The newest complete checkpoint, after [`CoordinatorCommand::FindCheckpoint`].
+    CheckpointFound {
+        /// The checkpoint, or what the run began with.
+        source: ParameterSource,
+        /// Whether it is a checkpoint of this run, so that none has to be written at its step.
+        is_saved: bool,
+        /// Skipped batches and means up to it.
+        history: TrainingHistory,
+    },
     /// After [`CoordinatorCommand::ReportSaveFailure`]: save the last committed step now.
     RetrySave,
     /// The current iteration takes far longer than others: a message may be lost. It is repeated in a new epoch.
@@ -206,6 +215,26 @@ pub enum CoordinatorCommand {
         from: u64,
         /// The newest committed step.
         to: u64,
+    },
+    /// All shards load another checkpoint than the one that a shard could not load, after
+    /// [`CoordinatorEvent::CheckpointFound`]. The steps since are executed again.
+    ReportFallback {
+        /// The step of the checkpoint.
+        from: u64,
+        /// The newest committed step.
+        to: u64,
+    },
+    /// A shard can't load the checkpoint that all shards are to load. Find the newest complete one, of which every byte
+    /// was verified, and reply with [`CoordinatorEvent::CheckpointFound`]; or end the run for the same reason. Nothing
+    /// is loaded in the meantime.
+    FindCheckpoint {
+        /// The shard.
+        agent: AgentId,
+        /// Directory of the checkpoint.
+        path: String,
+        /// The reason, in one sentence.
+        reason: String,
+        cause: FailureCause,
     },
     /// A new epoch begins.
     Epoch { epoch: Epoch, placement: Arc<Placement> },

@@ -87,14 +87,19 @@ impl Coordinator {
     }
 
     pub(super) fn on_loaded(&mut self, agent: AgentId, state: ShardState) {
+        let loaded_step = self.source.step();
         if let Some(member) = self.members.get_mut(&agent) {
+            if !member.is_copying && state.committed != loaded_step {
+                // It was sent before another checkpoint was requested. The report about that one follows.
+                return;
+            }
             member.state = state;
             member.is_copying = false;
         }
         self.cancel_load(agent);
     }
 
-    fn cancel_load(&mut self, agent: AgentId) {
+    pub(super) fn cancel_load(&mut self, agent: AgentId) {
         if let Phase::Loading(waiting) = &mut self.phase {
             waiting.remove(&agent);
             if waiting.is_empty() {

@@ -49,7 +49,7 @@ pub use spikes::{MAX_CONSECUTIVE_SKIPS, SkippedBatch, SpikePolicy};
 use checkpointing::CheckpointInProgress;
 use iterations::{CurrentIteration, EvaluationInProgress, PendingCommit};
 use link_failures::LinkFailures;
-use restore::RestorePoint;
+use restore::{CheckpointSearch, FailedLoad, RestorePoint};
 
 #[derive(Debug)]
 struct MemberState {
@@ -81,6 +81,8 @@ pub struct Coordinator {
     source: ParameterSource,
     /// What all shards load after one of them has lost its parameters.
     restore_point: RestorePoint,
+    /// The search for another checkpoint, after a shard could not load the newest one.
+    search: Option<CheckpointSearch>,
     /// Sources to evaluate after `source`, in order.
     remaining_sources: VecDeque<ParameterSource>,
     epoch: Epoch,
@@ -141,6 +143,7 @@ impl Coordinator {
             reported_step: source.step().max(resume_state.step.saturating_sub(1)),
             evaluated_step: done.evaluated.then_some(source.step()),
             restore_point: RestorePoint { source: source.clone(), is_saved: done.saved, history: resume_state.history },
+            search: None,
             source,
             remaining_sources: VecDeque::new(),
             epoch: Epoch { attempt, number: 0 },
@@ -216,6 +219,9 @@ impl Coordinator {
             CoordinatorEvent::StopRequested => self.request_stop(),
             CoordinatorEvent::Staged(snapshot) => self.on_staged(snapshot, out),
             CoordinatorEvent::Published { step, path } => self.on_published(step, path),
+            CoordinatorEvent::CheckpointFound { source, is_saved, history } => {
+                self.on_checkpoint_found(RestorePoint { source, is_saved, history }, out);
+            }
             CoordinatorEvent::SaveFailed { step, reason, cause } => self.on_save_failed(step, reason, cause, out),
             CoordinatorEvent::RetrySave => self.retry_checkpoint(),
             CoordinatorEvent::IterationOverdue { epoch } if epoch == self.epoch && self.current.is_some() => {
@@ -285,6 +291,8 @@ impl Coordinator {
         if cause == FailureCause::Other && matches!(agent.role, Role::Cs2 | Role::SwarmX) {
             out.push(CoordinatorCommand::Disconnect { agent, reason });
             self.on_lost(agent, out);
+        } else if let Some(path) = self.loaded_checkpoint(agent) {
+            self.on_load_failed(FailedLoad { agent, path, reason, cause });
         } else {
             self.end(RunOutcome::Failed { reason, agent: Some(agent), cause }, out);
         }

@@ -106,6 +106,9 @@ impl Coordinator {
     /// those that lack them; completes a commit that only some have recorded; copies parameters between replicas.
     /// Returns true once a replica of every shard has joined and all joined ones are at the same step.
     pub(super) fn align_shards(&mut self, out: &mut Vec<CoordinatorCommand>) -> bool {
+        if self.search_checkpoint(out) {
+            return false;
+        }
         let shards: Vec<Vec<Replica>> = (0..self.required.shards).map(|shard| self.replicas(shard).collect()).collect();
         if shards.iter().any(Vec::is_empty) {
             return false;

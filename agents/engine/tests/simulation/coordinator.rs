@@ -13,6 +13,7 @@ use crate::model::Parameters;
 use crate::network::{AgentMessage, Coverage, Network};
 use crate::planted::PlantedBug;
 use crate::setup::SimulatedJob;
+use crate::simulation::source_of;
 
 /// The results of a run so far, over all attempts.
 #[derive(Default)]
@@ -51,6 +52,8 @@ enum BackgroundTask {
     },
     /// Retries a failed checkpoint of the last step.
     SaveAgain,
+    /// Finds the newest checkpoint that is not damaged.
+    Find,
     /// The end of a backoff, after it was scheduled this many more times.
     EndPause(Epoch, u64),
 }
@@ -174,6 +177,13 @@ impl SimulatedCoordinator {
                     history.coverage.restored_steps += (to - from) as usize;
                     history.restoring_to = Some(to);
                 }
+                CoordinatorCommand::FindCheckpoint { path, .. } => {
+                    if !path.parse().is_ok_and(|step| network.damaged.contains(&step)) {
+                        return Err(format!("the checkpoint of step {path} is not damaged"));
+                    }
+                    self.background_tasks.push(BackgroundTask::Find);
+                }
+                CoordinatorCommand::ReportFallback { to, .. } => history.restoring_to = Some(to),
                 CoordinatorCommand::Epoch { .. } => history.epochs += 1,
                 // Increasing delays, as in real time: the end of a dead agent's stream arrives first.
                 CoordinatorCommand::Backoff { epoch, failures, .. } => {
@@ -263,6 +273,15 @@ impl SimulatedCoordinator {
                 return Ok(());
             }
             BackgroundTask::SaveAgain => CoordinatorEvent::RetrySave,
+            BackgroundTask::Find => {
+                let is_intact = |step: &&u64| !network.damaged.contains(step);
+                let step = network.published.keys().rev().find(is_intact).copied().unwrap_or(0);
+                CoordinatorEvent::CheckpointFound {
+                    source: source_of(step),
+                    is_saved: step > 0,
+                    history: job.reference.history(step),
+                }
+            }
             BackgroundTask::Stage(step) | BackgroundTask::Publish { step, .. } if network.failing_writes > 0 => {
                 network.failing_writes -= 1;
                 network.coverage.failed_writes += 1;
@@ -322,5 +341,6 @@ fn publish(
         return Err(format!("the checkpoint of step {step} carries {record:?}"));
     }
     network.published.insert(step, complete);
+    network.damaged.remove(&step);
     Ok(())
 }

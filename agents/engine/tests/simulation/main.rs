@@ -101,7 +101,7 @@ fn runs_match_the_reference_bit_for_bit() {
     if seeds().len() > 1 {
         let Coverage { committed_in_snapshots, copied_for_snapshots, waited_for_copies, .. } = coverage;
         let failures = [coverage.failed_writes, coverage.restored_steps, coverage.skipped_batches, coverage.resizes];
-        let failures = failures.into_iter().chain([coverage.copied_replicas]);
+        let failures = failures.into_iter().chain([coverage.copied_replicas, coverage.damaged_loads]);
         let all = [committed_in_snapshots, copied_for_snapshots, waited_for_copies].into_iter().chain(failures);
         assert!(all.clone().all(|times| times >= 10), "the seeds no longer cover the store: {coverage:?}");
     }
@@ -202,6 +202,25 @@ fn lost_shard_is_restored_in_any_phase() {
         }
     }
     assert!(coverage.restored_steps > 100, "{coverage:?}");
+}
+
+/// All shards load the newest checkpoint after one is lost; if that is damaged, an older one or the initial values.
+#[test]
+fn damaged_checkpoint_is_replaced_by_an_older_one() {
+    let job = SimulatedJob::small();
+    let mut coverage = Coverage::default();
+    for (step, seed) in (3..=4).flat_map(|step| (0..20).map(move |seed| (step, seed))) {
+        let when = FaultTrigger::Recorded(step, 2);
+        for others in [vec![], vec![Role::Coordinator], vec![Role::MemoryX, Role::Cs2]] {
+            let faults = std::iter::once(Fault::DamageCheckpoint).chain(others.into_iter().map(Fault::Crash));
+            let faults: Vec<_> = faults.map(|fault| (when, fault)).collect();
+            let life = SimulatedAttempt::small(2, 1, 2, &faults);
+            let history = simulate(seed, &job, Random::new(seed), |_| life.clone());
+            assert_eq!(history.stops, 0, "the attempt ended");
+            coverage += history.coverage;
+        }
+    }
+    assert!(coverage.damaged_loads > 50, "{coverage:?}");
 }
 
 /// Faults inserted into `ChunkStore` by hand, and the first seed that detects each: an update after the snapshot's step

@@ -104,6 +104,8 @@ pub struct Coverage {
     pub resizes: usize,
     /// Replicas of shards that copied the parameters of another one.
     pub copied_replicas: usize,
+    /// Loads of a damaged checkpoint, after which another one was loaded.
+    pub damaged_loads: usize,
 }
 
 impl std::ops::AddAssign for Coverage {
@@ -116,6 +118,7 @@ impl std::ops::AddAssign for Coverage {
         self.skipped_batches += more.skipped_batches;
         self.resizes += more.resizes;
         self.copied_replicas += more.copied_replicas;
+        self.damaged_loads += more.damaged_loads;
     }
 }
 
@@ -131,6 +134,8 @@ pub struct Network {
     pub failing_writes: usize,
     pub coverage: Coverage,
     pub published: BTreeMap<u64, Vec<Parameters>>,
+    /// Steps of published checkpoints that are damaged.
+    pub damaged: BTreeSet<u64>,
     /// The first frame that was sent without credit.
     pub overrun: Option<String>,
     pub attempt: u32,
@@ -156,6 +161,7 @@ impl Network {
             failing_writes: 0,
             coverage: Coverage::default(),
             published,
+            damaged: BTreeSet::new(),
             overrun: None,
             attempt,
             next_stream: 0,
@@ -188,9 +194,10 @@ impl Network {
             report => vec![report],
         };
         for report in reports {
-            // Results of snapshots are not repeated: the repetition could refer to a later snapshot of the same number.
-            let repeat =
-                self.random.chance(5) && !matches!(report, AgentReport::Loaded { .. } | AgentReport::Written { .. });
+            // Results of loads and snapshots are not repeated: the repetition could refer to a later one.
+            let is_result =
+                matches!(report, AgentReport::Loaded { .. } | AgentReport::Failed { .. } | AgentReport::Written { .. });
+            let repeat = self.random.chance(5) && !is_result;
             if repeat {
                 stream.messages.push_back(AgentMessage::Report(report.clone()));
             }

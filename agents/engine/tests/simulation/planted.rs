@@ -19,6 +19,8 @@ pub enum PlantedBug {
     IgnoredLoad,
     /// A replica keeps what it holds instead of copying another one: all replicas of a shard hold the same bits.
     SkippedCopy,
+    /// A shard loads a checkpoint without verifying it: a damaged one is never used.
+    UnverifiedLoad,
     /// A shard sends a frame without credit: a link never carries more than it has credits for.
     IgnoredCredit,
     /// The coordinator reports a step again: nothing is reported twice.
@@ -28,7 +30,7 @@ pub enum PlantedBug {
 }
 
 impl PlantedBug {
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 12] = [
         Self::DoubledGradient,
         Self::RoundedSum,
         Self::SkippedCommit,
@@ -37,6 +39,7 @@ impl PlantedBug {
         Self::OldFrame,
         Self::IgnoredLoad,
         Self::SkippedCopy,
+        Self::UnverifiedLoad,
         Self::IgnoredCredit,
         Self::RepeatedStep,
         Self::UsedSkippedBatch,

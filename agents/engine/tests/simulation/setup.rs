@@ -33,6 +33,8 @@ pub enum Fault {
     Overdue,
     /// The next write of a snapshot fails.
     FailWrite,
+    /// All MemoryX agents fail and are restarted, and the newest checkpoint is damaged.
+    DamageCheckpoint,
     /// The user requests a checkpoint.
     Checkpoint,
     /// The user stops the run.
@@ -50,6 +52,8 @@ pub enum FaultTrigger {
     Recorded(u64, u64),
     /// When this many shards are writing a checkpoint.
     Writing(u64),
+    /// When a checkpoint exists.
+    Published,
 }
 
 /// A component that is slow during a whole attempt.
@@ -188,7 +192,13 @@ impl SimulatedAttempt {
         };
         let window = |random: &mut Random| random.pick(&[1, 1, 1, 2, 3]).unwrap_or(1);
         let windows = [Role::MemoryX, Role::SwarmX, Role::Cs2].into_iter().map(|role| (role, window(random))).collect();
-        let faults = (0..random.within(0, 8)).map(|_| (FaultTrigger::Tick(random_tick(random)), fault(random, plan)));
+        let faults = (0..random.within(0, 8)).map(|_| {
+            let tick = FaultTrigger::Tick(random_tick(random));
+            match fault(random, plan) {
+                Fault::DamageCheckpoint => (FaultTrigger::Published, Fault::DamageCheckpoint),
+                fault => (tick, fault),
+            }
+        });
         let faults = faults.collect();
         Self { wanted, windows, faults, laggard: laggard(random), copies: random.within(1, 3) }
     }
@@ -220,7 +230,8 @@ fn fault(random: &mut Random, plan: &StreamPlan) -> Fault {
         58..68 => Fault::Leave,
         68..74 => Fault::CutStream(Role::MemoryX),
         74..78 => Fault::CutStream(Role::Cs2),
-        78..84 => Fault::CutLink,
+        78..81 => Fault::CutLink,
+        81..84 => Fault::DamageCheckpoint,
         84..87 => Fault::FailWrite,
         87..89 => Fault::Overdue,
         89..92 => Fault::Checkpoint,

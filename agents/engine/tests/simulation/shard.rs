@@ -8,7 +8,7 @@ use millrace_emulator::placement::Placement;
 use millrace_emulator::plan::ChunkId;
 use millrace_engine::chunk_store::{SnapshotAction, SnapshotTracker};
 use millrace_engine::frame::Frame;
-use millrace_engine::message::{AgentCommand, AgentReport, ParameterSource, ShardState, SnapshotRequest};
+use millrace_engine::message::{AgentCommand, AgentReport, FailureCause, ParameterSource, ShardState, SnapshotRequest};
 use millrace_engine::payload::Payload;
 use millrace_engine::shard::{Shard, ShardCommand};
 use millrace_engine::types::{AgentId, CommitRecord, Epoch, Iteration, Role};
@@ -140,9 +140,18 @@ impl ShardBody {
         self.jobs.clear();
         self.gathered.clear();
         self.first.clear();
+        let is_damaged =
+            matches!(source, ParameterSource::Checkpoint { step, .. } if context.network.damaged.contains(&step));
+        if is_damaged && !context.network.has(PlantedBug::UnverifiedLoad) {
+            self.store = None;
+            context.network.coverage.damaged_loads += 1;
+            context.report(AgentReport::Failed { reason: "damaged".to_owned(), cause: FailureCause::BadInput });
+            return Ok(());
+        }
         let initial = context.network.published.values().next().ok_or("no parameters")?;
         let state = match &source {
             ParameterSource::Replica { .. } => initial,
+            _ if is_damaged => initial,
             _ => context.network.published.get(&source.step()).ok_or("no such checkpoint")?,
         };
         let store = store::filled(&job.plan, (self.agent % job.shards, job.shards), source.step(), state, job.copies);

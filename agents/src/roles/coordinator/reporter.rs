@@ -423,12 +423,15 @@ impl Reporter {
     /// Reports that all shards load the checkpoint of step `from`, because `shard` lost its parameters, and that the
     /// steps up to `to` are executed again.
     pub fn restored(&mut self, shard: AgentId, from: u64, to: u64) {
-        let again = match to - from {
-            0 => "no step is executed again".to_owned(),
-            1 => format!("step {to} is executed again"),
-            _ => format!("steps {} to {to} are executed again", from + 1),
-        };
+        let again = describe_repeated_steps(from, to);
         tracing::warn!(step = to, "{shard} lost its parameters: all shards load those of step {from}, and {again}");
+    }
+
+    /// Reports that all shards load parameters of step `from`, because they could not load newer ones, and that the
+    /// steps up to `to` are executed again.
+    pub fn fell_back(&mut self, from: u64, to: u64) {
+        let again = describe_repeated_steps(from, to);
+        tracing::warn!(step = to, "all shards load the parameters of step {from}, and {again}");
     }
 
     /// Reports that a batch was skipped.
@@ -478,5 +481,14 @@ impl Reporter {
         let elapsed = began.elapsed();
         summary::lines(&performance, &self.usages, elapsed).iter().for_each(|line| self.console.line(line));
         summary::write(performance, &self.usages, self.files.model_dir());
+    }
+}
+
+/// Returns the steps after `from`, up to `to`, that are executed again.
+fn describe_repeated_steps(from: u64, to: u64) -> String {
+    match to.saturating_sub(from) {
+        0 => "no step is executed again".to_owned(),
+        1 => format!("step {to} is executed again"),
+        _ => format!("steps {} to {to} are executed again", from + 1),
     }
 }

@@ -11,7 +11,7 @@ use millrace_checkpoint::{
 use millrace_emulator::numerics::{Isa, NumericsProfile, largest_chunk};
 use millrace_engine::message::ParameterSource;
 use millrace_engine::types::TrainingHistory;
-use millrace_params::{InputSpec, JobSpec, Mode};
+use millrace_params::{CheckpointStates, InputSpec, JobSpec, Mode};
 
 use super::checkpoint_writer::PublishedCheckpoint;
 use crate::checkpoints::{
@@ -62,6 +62,14 @@ pub enum NamedStart {
 /// # Errors
 /// The path is neither a checkpoint nor a safetensors file with the model's tensors, or the checkpoint is damaged.
 pub fn named_start(launch: &LaunchDocument, compiled: &CompiledJob) -> Result<Option<NamedStart>, AgentError> {
+    open_named_start(launch, compiled, VerificationLevel::Full)
+}
+
+fn open_named_start(
+    launch: &LaunchDocument,
+    compiled: &CompiledJob,
+    level: VerificationLevel,
+) -> Result<Option<NamedStart>, AgentError> {
     let Some(path) = &launch.resume.checkpoint_path else { return Ok(None) };
     if millrace_roots::is_file(path) {
         check_weights(path, &compiled.plan).map_err(checkpoint_failure)?;
@@ -70,8 +78,60 @@ pub fn named_start(launch: &LaunchDocument, compiled: &CompiledJob) -> Result<Op
     if launch.mode == Mode::EvalAll && contains_checkpoints(path).map_err(checkpoint_failure)? {
         return Ok(None);
     }
-    let verified = Checkpoint::open_verified(path).map_err(checkpoint_failure)?;
-    Ok(Some(NamedStart::Checkpoint(Box::new(verified))))
+    let opened = match level {
+        VerificationLevel::Full => Checkpoint::open_verified(path),
+        VerificationLevel::Quick => Checkpoint::open(path),
+    };
+    Ok(Some(NamedStart::Checkpoint(Box::new(opened.map_err(checkpoint_failure)?))))
+}
+
+/// Returns what a training run that has begun can be restored from: the newest complete checkpoint of its lineage in
+/// model_dir, with all of its states; if there is none, what the run began with. At [`VerificationLevel::Quick`] only
+/// manifests, lengths and headers of files are read: the shards verify what they load.
+///
+/// # Errors
+/// Checkpoints can't be read, or what the run began with is no longer there.
+pub fn newest_of_run(
+    launch: &LaunchDocument,
+    compiled: &CompiledJob,
+    level: VerificationLevel,
+    lock: &Arc<ModelDirLock>,
+) -> Result<StartPoint, AgentError> {
+    let (checkpoint, skipped) = newest_complete(&launch.model_dir, level).map_err(checkpoint_failure)?;
+    let report = skipped.iter().map(|skipped| skipped_message(&skipped.path, &skipped.reason)).collect();
+    if let Some(checkpoint) = checkpoint {
+        let mut exact = launch.clone();
+        exact.resume.states = CheckpointStates::ALL;
+        return start_from_checkpoint(&exact, compiled, checkpoint, report);
+    }
+    match open_named_start(launch, compiled, level)? {
+        Some(NamedStart::Checkpoint(checkpoint)) => start_from_checkpoint(launch, compiled, *checkpoint, report),
+        Some(NamedStart::Weights(file)) => start_from_weights(launch, compiled, &file, lock),
+        None => start_without_checkpoint(launch, report),
+    }
+}
+
+/// Returns whether the checkpoint in `path` is one of model_dir.
+pub fn is_in_model_dir(launch: &LaunchDocument, path: &Path) -> bool {
+    let directory = path.parent().and_then(|parent| parent.canonicalize().ok());
+    directory.is_some() && directory == launch.model_dir.canonicalize().ok()
+}
+
+/// Checks that a run of `compiled` computes the same bits from `found` as from the checkpoint that it was compiled for.
+///
+/// # Errors
+/// Leaves, chunks or the numerics profile are others.
+pub fn check_same_bits(
+    launch: &LaunchDocument,
+    compiled: &CompiledJob,
+    found: &mut StartPoint,
+) -> Result<(), AgentError> {
+    let kept = recompile_with_checkpoint_cuts(launch, compiled.clone(), found)?;
+    if kept.hash != compiled.hash {
+        let reason = "the newest undamaged checkpoint was computed in other leaves or chunks than this attempt";
+        return Err(AgentError::local(reason).hint("run the job again: it resumes from that checkpoint"));
+    }
+    check_profile(launch, compiled, found.profile.as_deref()).map(drop)
 }
 
 /// Chooses the checkpoint: `named`, or else the newest complete one of the lock's model_dir, or else none. A run that
@@ -89,7 +149,9 @@ pub fn choose_checkpoint(
     let mut report = Vec::new();
     let checkpoints = match named {
         Some(NamedStart::Checkpoint(checkpoint)) => vec![*checkpoint],
-        Some(NamedStart::Weights(file)) => return start_from_weights(launch, compiled, &file, lock),
+        Some(NamedStart::Weights(file)) => {
+            return start_from_weights(launch, compiled, &file, lock).map(|start| [start].into());
+        }
         None if launch.mode == Mode::EvalAll => complete_checkpoints(launch, &mut report)?,
         None if launch.resume.autoload || !launch.mode.trains() => newest(launch, &mut report)?.into_iter().collect(),
         None => Vec::new(),
@@ -156,14 +218,14 @@ fn start_from_weights(
     compiled: &CompiledJob,
     file: &Path,
     lock: &Arc<ModelDirLock>,
-) -> Result<VecDeque<StartPoint>, AgentError> {
+) -> Result<StartPoint, AgentError> {
     let metadata = imported_metadata(&compiled.job, &compiled.plan, &compiled.profile)?;
     let imported = import_weights(file, lock, &compiled.plan, metadata).map_err(checkpoint_failure)?;
     let checkpoint = Checkpoint::open(&imported.path).map_err(checkpoint_failure)?;
     let report = vec![format!("Imported the weights in {}.", file.display())];
     let start = start_from_checkpoint(launch, compiled, checkpoint, report)?;
     // No profile has computed these weights, so none has to be kept.
-    Ok([StartPoint { profile: None, ..start }].into())
+    Ok(StartPoint { profile: None, ..start })
 }
 
 fn start_from_checkpoint(
@@ -188,8 +250,7 @@ fn start_from_checkpoint(
     let contents = if optimizer { "parameters, optimizer state" } else { "parameters" };
     report.push(format!("Loaded {contents} of step {} from {}.", checkpoint.step(), path.display()));
     report.extend(changes(&compiled.job, checkpoint.job()));
-    let directory = path.parent().and_then(|parent| parent.canonicalize().ok());
-    let is_own = step == checkpoint.step() && directory == launch.model_dir.canonicalize().ok();
+    let is_own = step == checkpoint.step() && is_in_model_dir(launch, path);
     let digest = || checkpoint.info().parameters_blake3.to_string();
     let saved = is_own.then(|| PublishedCheckpoint { path: path.to_owned(), step, digest: digest() });
     Ok(StartPoint {

@@ -112,6 +112,8 @@ struct ShardDriver {
 struct Loading {
     source: ParameterSource,
     done: bool,
+    /// Whether the present coordinator has requested it.
+    is_requested: bool,
     /// Another source, requested during loading.
     next: Option<ParameterSource>,
 }
@@ -183,6 +185,7 @@ impl ShardDriver {
     async fn rejoin(&mut self) -> Result<(), AgentError> {
         self.context.ready.set(false);
         self.link = None;
+        self.loading.iter_mut().for_each(|loading| loading.is_requested = false);
         self.snapshots.on_coordinator_lost();
         self.session.rejoin(Some(self.shard.state())).await
     }
@@ -204,9 +207,14 @@ impl ShardDriver {
         // A coordinator that requests a copy while one is in progress may take the report of the first for its own, and
         // relies on the parameters from then on. All parameters of a step are the same.
         let is_copied = matches!(source, ParameterSource::Replica { .. }) && state.is_at(source.step());
+        // A load that failed is repeated: the file may be readable now.
+        let is_unchanged = state.is_at(source.step()) && state.record.is_none();
         match &mut self.loading {
-            Some(loading) if !loading.done => loading.next = (loading.source != source).then_some(source),
-            Some(loading) if is_copied || (loading.source == source && state.record.is_none()) => {
+            Some(loading) if !loading.done => {
+                loading.is_requested = true;
+                loading.next = (loading.source != source).then_some(source);
+            }
+            Some(loading) if is_copied || (loading.source == source && is_unchanged) => {
                 self.session.outbox.send_report(&AgentReport::Loaded { state });
             }
             _ => self.begin_loading(source)?,
@@ -220,7 +228,7 @@ impl ShardDriver {
             self.discard_store();
         }
         let store = self.store()?;
-        self.loading = Some(Loading { source: source.clone(), done: false, next: None });
+        self.loading = Some(Loading { source: source.clone(), done: false, is_requested: true, next: None });
         let (done, loaded) = (self.done.clone(), source.clone());
         let finish = move |result| drop(done.send(StoreTaskResult::Loaded { source: loaded, result }));
         match source {
@@ -337,6 +345,10 @@ impl ShardDriver {
             (None, Err(failure)) if matches!(source, ParameterSource::Replica { .. }) => {
                 tracing::warn!("{failure}");
                 self.session.outbox.send_report(&AgentReport::CopyFailed { reason: failure.to_string() });
+            }
+            (None, Err(failure)) if self.loading.as_ref().is_some_and(|loading| !loading.is_requested) => {
+                // An earlier coordinator has requested it. The present one may load something else.
+                tracing::warn!("{failure}");
             }
             (None, Err(failure)) => self.session.outbox.send_report(&failure.report()),
         }

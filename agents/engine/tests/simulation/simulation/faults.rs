@@ -22,6 +22,8 @@ impl Simulation<'_> {
             FaultTrigger::Tick(tick) => tick <= self.tick,
             FaultTrigger::Gathered(step, frames) => self.gathered.get(&step).is_some_and(|now| *now >= frames),
             FaultTrigger::Recorded(step, shards) => recorded(step) as u64 >= shards,
+            // Evaluations end with a damaged checkpoint.
+            FaultTrigger::Published => self.job.policy.train && self.newest_source().step() > 0,
             FaultTrigger::Writing(shards) => writing() as u64 >= shards,
         };
         let Some(at) = self.faults.iter().position(|(when, _)| due(when)) else { return Ok(()) };
@@ -60,6 +62,16 @@ impl Simulation<'_> {
                 return epoch.map_or(Ok(()), |epoch| self.command(CoordinatorEvent::IterationOverdue { epoch }));
             }
             Fault::FailWrite => self.network.failing_writes += 1,
+            Fault::DamageCheckpoint => {
+                let newest = self.newest_source().step();
+                self.network.damaged.extend((newest > 0).then_some(newest));
+                let shards: Vec<AgentId> = self.agents.keys().copied().filter(|id| id.role == Role::MemoryX).collect();
+                for id in shards {
+                    self.crash(id);
+                    let back = self.tick + self.network.random.below(400) as u64;
+                    self.starts.insert(id, back);
+                }
+            }
             // A request without effect is repeated.
             Fault::Checkpoint | Fault::Stop if self.coordinator.is_none() => {
                 self.faults.push((FaultTrigger::Tick(self.tick + 1), fault));

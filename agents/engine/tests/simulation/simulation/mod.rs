@@ -2,7 +2,7 @@
 
 mod faults;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use millrace_emulator::placement::swarm_nodes;
 use millrace_engine::coordinator::{Coordinator, RequiredAgents, ResumeState, RunOutcome, StepProgress};
@@ -513,9 +513,11 @@ pub fn run(
     let mut published =
         published_steps.iter().map(|&step| (step, job.reference.states[step as usize].clone())).collect();
     let (mut history, mut attempt, mut source) = (History::default(), 0, source_of(published_steps[0]));
+    let mut damaged = BTreeSet::new();
     loop {
         let life = next(&mut random);
-        let network = Network::new(Random::new(random.next()), published, attempt, job.planted);
+        let mut network = Network::new(Random::new(random.next()), published, attempt, job.planted);
+        network.damaged = damaged;
         let mut world = Simulation::new(job, &life, source.clone(), network, history);
         match world.run() {
             Err(error) => return Err(format!("{error}\n{}", world.dump())),
@@ -524,7 +526,7 @@ pub fn run(
             Ok(RunOutcome::Stopped) => world.history.stops += 1,
         }
         let (network, remains) = world.into_parts();
-        (published, attempt, history) = (network.published, network.attempt, remains);
+        (published, damaged, attempt, history) = (network.published, network.damaged, network.attempt, remains);
         (history.outcome, history.restoring_to) = (None, None);
         if job.policy.train {
             source = source_of(published.keys().copied().max().unwrap_or(0));
@@ -533,7 +535,8 @@ pub fn run(
     }
 }
 
-fn source_of(step: u64) -> ParameterSource {
+/// Returns the source of the parameters of `step`.
+pub fn source_of(step: u64) -> ParameterSource {
     match step {
         0 => ParameterSource::Initial,
         _ => ParameterSource::Checkpoint { path: step.to_string(), optimizer: true, step },

@@ -28,6 +28,7 @@ mod overdue;
 mod resizing;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -123,6 +124,8 @@ pub struct CoordinatorDriver {
     replies: Vec<oneshot::Sender<proto::CommandReply>>,
     /// Clients that requested a checkpoint, answered when it is published or the run ends.
     checkpoint_replies: Vec<oneshot::Sender<proto::CommandReply>>,
+    /// The checkpoint that was verified because a shard could not load another one, or this one.
+    verified_checkpoint: Option<PathBuf>,
     /// The checkpoint written last; before that, the one that the run starts from or evaluates.
     last_saved: Option<PublishedCheckpoint>,
     /// The agents that have not joined again since they were lost.
@@ -193,6 +196,7 @@ impl CoordinatorDriver {
             save_results_sender,
             replies: Vec::new(),
             checkpoint_replies: Vec::new(),
+            verified_checkpoint: None,
             last_saved,
             lost_agents: BTreeMap::new(),
             speeds: SystemSpeeds::new(Instant::now()),
@@ -369,6 +373,13 @@ impl CoordinatorDriver {
                 self.staging = None;
                 self.reporter.restored(shard, from, to);
             }
+            CoordinatorCommand::FindCheckpoint { agent, path, reason, cause } => {
+                self.find_checkpoint(agent, &path, reason, cause)?;
+            }
+            CoordinatorCommand::ReportFallback { from, to } => {
+                self.staging = None;
+                self.reporter.fell_back(from, to);
+            }
             CoordinatorCommand::Epoch { epoch, placement } => {
                 self.iteration_timeout.on_epoch(&placement);
                 self.reporter.epoch(epoch, placement.systems.len(), placement.rounds.len());
@@ -438,10 +449,15 @@ impl CoordinatorDriver {
 
     /// Ends the run with a failure, and sends `Finish` to all agents.
     fn fail_run(&mut self, failure: &AgentError) {
+        self.finish_agents();
+        self.end = Some(RunEnd::failed(failure));
+    }
+
+    /// Sends `Finish` to all agents.
+    fn finish_agents(&self) {
         for connected in self.joined.values() {
             connected.handle.send_command(&AgentCommand::Finish);
         }
-        self.end = Some(RunEnd::failed(failure));
     }
 
     /// Rejects waiting agents, and receives the last logs and usage of the others until all streams have ended or
