@@ -219,18 +219,31 @@ pub(crate) fn open(
     Ok(dataset)
 }
 
+/// The inputs of a job to open, among those that its mode reads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct InputChoice {
+    pub train: bool,
+    pub eval: bool,
+}
+
+impl InputChoice {
+    /// Every input.
+    pub const ALL: Self = Self { train: true, eval: true };
+}
+
 impl JobInputs {
-    /// Opens the inputs that the job's mode reads.
+    /// Opens the chosen inputs that the job's mode reads.
     ///
     /// # Errors
     /// See [`open`].
-    pub fn open(job: &JobSpec, mut progress: impl FnMut(u64, u64)) -> Result<Self, AgentError> {
-        let model = &job.model;
-        let train = job.run.mode.trains().then(|| open(&job.train_input, model, &mut progress)).transpose()?;
-        let eval = job.eval_input.as_ref().filter(|_| job.run.mode.evaluates());
+    pub fn open(job: &JobSpec, choice: InputChoice, mut progress: impl FnMut(u64, u64)) -> Result<Self, AgentError> {
+        let (model, mode) = (&job.model, job.run.mode);
+        let opens_train = choice.train && mode.trains();
+        let train = opens_train.then(|| open(&job.train_input, model, &mut progress)).transpose()?;
+        let eval = job.eval_input.as_ref().filter(|_| mode.evaluates());
         let batches = [Some(&job.train_input), eval].into_iter().flatten().map(|input| input.batch_size as u64);
         let most_samples = batches.max().unwrap_or(0);
-        let eval = eval.map(|input| open(input, model, &mut progress)).transpose()?;
+        let eval = eval.filter(|_| choice.eval).map(|input| open(input, model, &mut progress)).transpose()?;
         Ok(Self { train, eval, max_samples: most_samples })
     }
 

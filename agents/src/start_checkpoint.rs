@@ -8,7 +8,7 @@
 //! | none | evaluates, or resumes automatically | the newest complete one of model_dir |
 //! | none | trains without resuming | initial values |
 //!
-//! * Only manifests and headers are read. The coordinator verifies every byte before the run writes anything.
+//! * Only manifests and headers are read. The coordinator of a run that begins verifies every byte before it writes.
 //! * The result may change until the run starts, because another run may write to the directories.
 
 use std::path::{Path, PathBuf};

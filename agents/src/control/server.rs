@@ -1,6 +1,7 @@
 //! The coordinator's side of the control streams: accepts the streams of agents and sends their messages as events to
 //! one channel.
 
+use std::collections::VecDeque;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -110,14 +111,33 @@ pub enum ControlEvent {
     Disconnected(AgentId, StreamNumber),
 }
 
+/// An event that waits, with its share of the capacity.
+type QueuedEvent = (ControlEvent, OwnedSemaphorePermit);
+
 /// Receives events of all agents.
 #[derive(Debug)]
-pub struct ControlEvents(mpsc::Receiver<(ControlEvent, OwnedSemaphorePermit)>);
+pub struct ControlEvents {
+    queue: mpsc::Receiver<QueuedEvent>,
+    /// Events that [`ControlEvents::peek`] has returned, in order.
+    peeked: VecDeque<QueuedEvent>,
+}
 
 impl ControlEvents {
     /// Returns the next event; `None` after all senders were dropped. Cancel safe.
     pub async fn recv(&mut self) -> Option<ControlEvent> {
-        self.0.recv().await.map(|(event, _room)| event)
+        let next = match self.peeked.pop_front() {
+            Some(peeked) => Some(peeked),
+            None => self.queue.recv().await,
+        };
+        next.map(|(event, _room)| event)
+    }
+
+    /// Waits for the next event that was not peeked at yet, and leaves it to [`ControlEvents::recv`]. `None` after all
+    /// senders were dropped. Cancel safe. Peeked events still count against the capacity.
+    pub async fn peek(&mut self) -> Option<&ControlEvent> {
+        let next = self.queue.recv().await?;
+        self.peeked.push_back(next);
+        self.peeked.back().map(|(event, _room)| event)
     }
 }
 
@@ -125,7 +145,7 @@ impl ControlEvents {
 /// coordinator handles their events.
 #[derive(Clone, Debug)]
 struct EventSender {
-    queue: mpsc::Sender<(ControlEvent, OwnedSemaphorePermit)>,
+    queue: mpsc::Sender<QueuedEvent>,
     permits: Arc<Semaphore>,
 }
 
@@ -151,7 +171,7 @@ impl ControlService {
         let (queue, events) = mpsc::channel(MAX_QUEUED_EVENTS);
         let events_in = EventSender { queue, permits: Arc::new(Semaphore::new(MAX_QUEUED_EVENT_KIB as usize)) };
         let (streams, rejections) = (Arc::default(), Arc::default());
-        (Self { events: events_in, streams, rejections }, ControlEvents(events))
+        (Self { events: events_in, streams, rejections }, ControlEvents { queue: events, peeked: VecDeque::new() })
     }
 
     /// Checks that the hello is from the agent that the connection's certificate names.

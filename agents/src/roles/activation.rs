@@ -19,7 +19,7 @@ use tonic::{Request, Response, Status, Streaming};
 use super::RoleContext;
 use crate::control::client::{ComputeUsage, SessionEvent};
 use crate::error::AgentError;
-use crate::input::{JobInputs, sample_failure};
+use crate::input::{InputChoice, JobInputs, sample_failure};
 
 /// Maximum replies that wait on one stream for their system to receive them.
 const MAX_QUEUED_REPLIES: usize = 2;
@@ -35,7 +35,7 @@ pub async fn run(context: RoleContext, terminate: Signal) -> Result<(), AgentErr
     // Usually a cache hit, because the coordinator has read the same files.
     let loader = context.args.loader.clone();
     let opened = tokio::task::spawn_blocking(move || {
-        let mut inputs = JobInputs::open(&job, |_, _| {})?;
+        let mut inputs = JobInputs::open(&job, InputChoice::ALL, |_, _| {})?;
         let server = inputs.start_loaders(&loader)?;
         Ok::<_, AgentError>((inputs, server))
     });

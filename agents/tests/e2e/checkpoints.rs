@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use rustix::process::Signal;
 
-use super::harness::TestDir;
+use super::harness::{TestDir, largest_file};
 
 type Damage = fn(&mut Vec<u8>);
 
@@ -18,9 +18,7 @@ fn trained() -> TestDir {
 
 /// Returns the largest data file of the checkpoint.
 fn data_file(place: &TestDir, checkpoint: &str) -> PathBuf {
-    let dir = place.path(checkpoint).join("parameters");
-    let files = fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path());
-    files.max_by_key(|path| fs::metadata(path).unwrap().len()).unwrap()
+    largest_file(&place.path(checkpoint).join("parameters"))
 }
 
 fn copy(from: &Path, to: &Path) {

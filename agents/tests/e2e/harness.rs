@@ -50,6 +50,12 @@ runconfig:
 /// Longer than any wait takes on a slow machine.
 const TEST_TIMEOUT: Duration = Duration::from_secs(300);
 
+/// Returns the largest file of a directory.
+pub fn largest_file(directory: &Path) -> PathBuf {
+    let files = std::fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path());
+    files.max_by_key(|path| std::fs::metadata(path).unwrap().len()).unwrap()
+}
+
 /// A working directory, deleted on drop.
 pub struct TestDir(TempDir);
 

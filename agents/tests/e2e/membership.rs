@@ -6,7 +6,7 @@ use millrace_protocol::proto::ResizeRequest;
 use rustix::process::Signal;
 use tonic::Code;
 
-use super::harness::TestDir;
+use super::harness::{TestDir, largest_file};
 use super::job::{AGENTS, Job};
 
 /// Creates a directory with params in which evaluations are rare, so that the line that a test waits for comes soon.
@@ -158,6 +158,42 @@ fn coordinator_replacement_is_bit_identical() {
     assert_eq!(job.end(), Some(0));
     assert_undisturbed(&place, STEPS);
     assert!(place.path("m/journal/attempt-6.jsonl").exists(), "the attempt rises with every coordinator");
+}
+
+/// A new coordinator receives the parameters' step from the shards, and reads neither the newest checkpoint nor the
+/// training data. When a shard is lost later, the checkpoint turns out to be damaged, and an older one is loaded.
+#[test]
+fn replaced_coordinator_reads_only_what_it_needs() {
+    const STEPS: u64 = 500;
+    let place = TestDir::new();
+    let text = "data_processor: GptTextDataProcessor\n    tokenizer: bytes\n    data_files: own.txt";
+    place.params(
+        "params.yaml",
+        &[
+            ("data_processor: SyntheticDataProcessor", text),
+            ("vocab_size: 64", "vocab_size: 256"),
+            ("eval_frequency: 2", "eval_frequency: 100\n    checkpoint_steps: 100"),
+        ],
+    );
+    place.write("own.txt", "Those who can wait read twice. ".repeat(200));
+    let mut job = Job::start(&place, STEPS);
+    job.wait_for("Saved checkpoint");
+    job.wait_for("Saved checkpoint");
+    let damaged = largest_file(&place.path("m/checkpoint_200/parameters"));
+    let mut bytes = std::fs::read(&damaged).unwrap();
+    *bytes.last_mut().unwrap() ^= 1;
+    std::fs::write(&damaged, bytes).unwrap();
+    std::fs::rename(place.path("own.txt"), place.path("moved.txt")).unwrap();
+    job.replace_coordinator("m", STEPS);
+    job.wait_for(": MemoryX holds its parameters.");
+    std::fs::rename(place.path("moved.txt"), place.path("own.txt")).unwrap();
+    job.kill("memoryx-0");
+    job.join("memoryx-0");
+    let skipped = job.wait_for("Skipping checkpoint");
+    assert!(skipped.contains("checkpoint_200: the checkpoint is damaged"), "{skipped}");
+    job.wait_for("Loaded parameters, optimizer state of step 100");
+    assert_eq!(job.end(), Some(0));
+    assert_undisturbed(&place, STEPS);
 }
 
 #[test]

@@ -6,6 +6,8 @@ mod console;
 mod driver;
 mod files;
 mod heartbeat;
+mod held_parameters;
+mod inputs;
 mod journal;
 mod model_metrics;
 mod reporter;
@@ -21,13 +23,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use millrace_checkpoint::lock::LOCK_LEASE;
-use millrace_checkpoint::{LockError, LockRequest, ModelDirLock};
+use millrace_checkpoint::{LockError, LockRequest, ModelDirLock, VerificationLevel};
 use millrace_data::Dataset;
 use millrace_emulator::compile::CompileError;
 use millrace_emulator::numerics::Isa;
 use millrace_emulator::report::{PlanReport, format_rough_duration};
 use millrace_emulator::sparsity::SparsityMasks;
-use millrace_params::DataSource;
 use millrace_protocol::proto;
 use millrace_protocol::security::{AttemptName, AuthenticatedIncoming};
 use millrace_protocol::transport::{self, KeepAlive};
@@ -42,15 +43,14 @@ use super::{RoleArgs, TRACE_SERVICE_NAME, TerminationReport};
 use crate::checkpoints::checkpoint_failure;
 use crate::control::client::MAX_CONTROL_MESSAGE_BYTES;
 use crate::control::job::{CompiledJob, JobDocument};
-use crate::control::server::ControlService;
-use crate::dataset_epoch::DatasetEpoch;
+use crate::control::server::{ControlEvents, ControlService};
 use crate::error::AgentError;
 use crate::host;
 use crate::http::{self, Readiness};
-use crate::input::JobInputs;
 use crate::launch::{Exit, LaunchDocument, ListenAddresses, announce};
 use console::Console;
 use driver::CoordinatorDriver;
+use held_parameters::are_parameters_held;
 use journal::{JobJournal, JournalService, ResizeCommand, RunCommand};
 use model_metrics::ModelMetrics;
 
@@ -98,7 +98,7 @@ pub async fn run(args: RoleArgs, context: CoordinatorContext) -> Result<Exit, Ag
         announce(&listening).map_err(AgentError::local)?;
     }
 
-    let (service, agents) = ControlService::new();
+    let (service, mut agents) = ControlService::new();
     serve_control(member.accept_control(control), service);
     // Agents find the coordinator by a name that resolves to ready processes only. It is ready as soon as agents may
     // join, and stays ready.
@@ -109,7 +109,7 @@ pub async fn run(args: RoleArgs, context: CoordinatorContext) -> Result<Exit, Ag
 
     let mut resize = None;
     let prepared = tokio::select! {
-        prepared = prepare(*launch, args.last_report, args.by_launcher, &console) => prepared?,
+        prepared = prepare(*launch, args.last_report, args.by_launcher, &console, &mut agents) => prepared?,
         request = wait_for_stop_request(&mut terminate, &mut user, &mut resize) => {
             console.end();
             if request == StopRequest::Signal && !args.by_launcher {
@@ -219,12 +219,14 @@ pub struct PreparedRun {
 }
 
 /// Checks all input of the user before anything is written to model_dir. Then takes the lock of model_dir, chooses the
-/// checkpoint and opens the run's files.
+/// checkpoint and opens the run's files. If the shards hold the parameters of an earlier coordinator, which has checked
+/// the same input, opens only what this one needs: no data of checkpoints, and data only to count them.
 async fn prepare(
     launch: LaunchDocument,
     last_report: TerminationReport,
     by_launcher: bool,
     console: &Console,
+    agents: &mut ControlEvents,
 ) -> Result<PreparedRun, AgentError> {
     print_notes(&launch, console);
     let (output, bar) = (console.clone(), console.clone());
@@ -235,25 +237,21 @@ async fn prepare(
         Ok((launch, compiled, step_estimate))
     })
     .await?;
-    let job = compiled.job.clone();
+    let is_held = continues_run(&launch, agents).await;
+    let opened = inputs::OpenedInputs::for_job(&compiled.job, is_held);
     bar.begin("Tokenizing", 1);
     let inputs = run_blocking(move || {
-        let inputs = JobInputs::open(&job, |done, total| bar.advance(done, total));
+        let inputs = opened.open(|done, total| bar.advance(done, total));
         bar.end();
         inputs
     })
     .await?;
     inputs.check(&compiled.graph)?;
-    let has_end = !matches!(launch.job.train_input.source, DataSource::Synthetic {});
-    if let Some(train) = inputs.train.as_ref().filter(|train| has_end && !train.is_endless()) {
-        let epoch = DatasetEpoch::new(train.windows(), &launch.job.train_input);
-        console.line(format!("One epoch of the training data is {epoch}."));
-        end_with_epochs(&mut launch, &mut compiled, train.windows(), console);
-    }
-    let eval_batches = eval_batches(&launch, &inputs)?;
+    inputs::end_with_epochs(&mut launch, &mut compiled, &inputs, console);
+    let eval_batches = inputs::eval_batches(&launch, &inputs)?;
     let entity_classes = inputs.eval.as_ref().and_then(Dataset::entity_classes);
     let (launch, compiled, start) = run_blocking(move || {
-        let start = resume::named_start(&launch, &compiled)?;
+        let start = if is_held { None } else { resume::named_start(&launch, &compiled)? };
         Ok((launch, compiled, start))
     })
     .await?;
@@ -263,7 +261,11 @@ async fn prepare(
         for removed in millrace_checkpoint::clean_up(&held).map_err(checkpoint_failure)? {
             tracing::info!("cleaned up after an earlier run: {removed}");
         }
-        let mut checkpoints = resume::choose_checkpoint(&launch, &compiled, start, &held)?;
+        let mut checkpoints = if is_held {
+            [resume::newest_of_run(&launch, &compiled, VerificationLevel::Quick, &held)?].into()
+        } else {
+            resume::choose_checkpoint(&launch, &compiled, start, &held)?
+        };
         // There is always one: a checkpoint or the initial values.
         let mut first = checkpoints
             .pop_front()
@@ -276,7 +278,9 @@ async fn prepare(
     let model_metrics = ModelMetrics::new(&compiled, entity_classes);
     let open_files = || files::RunFiles::open(&launch, lock.attempt(), last_report.clone());
     let files = retry_while_disk_is_full(open_files).await?;
-    start_point.report.iter().for_each(|sentence| console.line(sentence));
+    if !is_held {
+        start_point.report.iter().for_each(|sentence| console.line(sentence));
+    }
     Ok(PreparedRun {
         launch,
         by_launcher,
@@ -290,6 +294,12 @@ async fn prepare(
         lock,
         files,
     })
+}
+
+/// Returns whether this coordinator continues a training run whose parameters the shards hold.
+async fn continues_run(launch: &LaunchDocument, agents: &mut ControlEvents) -> bool {
+    let had_owner = matches!(ModelDirLock::last_owner(&launch.model_dir), Ok(Some(_)));
+    launch.mode.trains() && had_owner && are_parameters_held(agents, &launch.agent_counts).await
 }
 
 /// Runs `work`, which may take minutes, on another thread: this one continues to answer pings and probes.
@@ -389,33 +399,4 @@ fn print_plan(
         ));
     }
     Ok(estimate)
-}
-
-/// Sets the last step of a run that is limited to a number of epochs; an epoch has `samples` samples.
-fn end_with_epochs(launch: &mut LaunchDocument, compiled: &mut CompiledJob, samples: u64, console: &Console) {
-    let Some(epochs) = launch.job.run.max_epochs else { return };
-    launch.job.limit_by_epochs(samples);
-    let mut job = (*compiled.job).clone();
-    job.limit_by_epochs(samples);
-    compiled.job = Arc::new(job);
-    let last = launch.job.run.max_steps;
-    console.line(format!("Training ends at step {last}: at most {epochs} epoch(s) by the params."));
-}
-
-/// Returns the batches of an evaluation: `eval_steps`, or else all complete batches of the input.
-fn eval_batches(launch: &LaunchDocument, inputs: &JobInputs) -> Result<u64, AgentError> {
-    let Some(dataset) = &inputs.eval else { return Ok(0) };
-    let batch = launch.job.eval_input.as_ref().map_or(1, |input| input.batch_size as u64).max(1);
-    let available = dataset.windows() / batch;
-    match launch.job.run.eval_steps {
-        Some(steps) => Ok(steps),
-        None if dataset.is_endless() => Err(AgentError::bad_input("the evaluation data have no end")
-            .hint("set runconfig.eval_steps, or eval_input.num_samples")),
-        None if available > 0 => Ok(available),
-        None => Err(AgentError::bad_input(format!(
-            "the evaluation data hold {} samples, fewer than one batch of {batch}",
-            dataset.windows()
-        ))
-        .hint("lower eval_input.batch_size or give a larger validation fraction")),
-    }
 }
