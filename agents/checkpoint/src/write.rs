@@ -12,7 +12,7 @@
 
 use std::fs::File;
 use std::ops::Range;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -212,6 +212,17 @@ fn check_length(path: &Path, expected: u64) -> Result<()> {
     Err(Error::io("finish", path, cause))
 }
 
+/// Checks that `path` still names the file that was written: storage that was mounted again, or restored, may have
+/// another file with this name.
+fn check_same_file(file: &File, path: &Path) -> Result<()> {
+    let written = file.metadata().map_err(|e| Error::io("finish", path, e))?;
+    let named = millrace_roots::metadata(path).map_err(|e| Error::io("finish", path, e))?;
+    if (written.dev(), written.ino()) == (named.dev(), named.ino()) {
+        return Ok(());
+    }
+    Err(Error::io("finish", path, std::io::Error::other("it was replaced by another file meanwhile")))
+}
+
 /// A shard's writer of a staged checkpoint: writes the chunks that the shard owns.
 #[derive(Debug)]
 pub struct RangeWriter {
@@ -279,8 +290,10 @@ impl RangeWriter {
     pub fn finish(self) -> Result<()> {
         for (file, spec) in self.open.iter().zip(&self.specs) {
             if let Some(file) = file.get() {
-                file.sync_all().map_err(|e| Error::io("write", self.path.join(&spec.path), e))?;
-                check_length(&self.path.join(&spec.path), spec.bytes)?;
+                let path = self.path.join(&spec.path);
+                file.sync_all().map_err(|e| Error::io("write", &path, e))?;
+                check_length(&path, spec.bytes)?;
+                check_same_file(file, &path)?;
             }
         }
         Ok(())

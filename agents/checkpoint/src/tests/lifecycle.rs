@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use crate::testing::{adam_moments, facts, lock, plan, write, write_of_kind};
+use crate::testing::{adam_moments, facts, lock, plan, section_values, write, write_of_kind};
 use crate::{
     Checkpoint, Error, LineagePoint, LockError, LockRequest, ModelDirLock, Moments, RangeWriter, ResumeHistory,
     Section, Staging, VerificationLevel, WriterEpoch, begin_lineage, clean_up, list, newest_complete, retain,
@@ -206,6 +206,31 @@ fn rewritten_step_replaces_the_old_and_leftovers_are_removed() {
     assert_eq!(list(dir.path()).unwrap().partial, [path("checkpoint_6.partial-1.1")]);
     assert_eq!(clean_up(&lock).unwrap().len(), 2);
     assert_eq!(names(dir.path()), ["checkpoint_4", "checkpoint_5"]);
+}
+
+/// What a shard has written through open files is lost if storage with other files was mounted in their place.
+#[test]
+fn files_that_were_replaced_while_they_were_written_are_rejected() {
+    let (dir, plan, moments) = (tempfile::tempdir().unwrap(), plan(), Moments::none());
+    let lock = lock(dir.path());
+    let replace: [fn(&Path); 3] = [
+        |staging| fs::remove_dir_all(staging).unwrap(),
+        |staging| fs::rename(staging, staging.with_extension("moved")).unwrap(),
+        |staging| {
+            let moved = staging.with_extension("moved2");
+            fs::rename(staging, &moved).unwrap();
+            copy(&moved, staging.to_owned());
+        },
+    ];
+    for replace in replace {
+        let staging = Staging::create(&lock, &plan, 3, EPOCH, &moments).unwrap();
+        let mut writer = RangeWriter::open(staging.path(), &plan, &moments).unwrap();
+        let values = section_values(&plan, &moments, 0, Section::Parameters);
+        writer.write_chunk(0, Section::Parameters, &values).unwrap();
+        replace(staging.path());
+        let error = writer.finish().unwrap_err();
+        assert!(matches!(error, Error::Io { .. }) && !error.is_bad_input(), "{error}");
+    }
 }
 
 #[test]
