@@ -61,6 +61,46 @@ def test_single_text_file_is_uploaded(shared: Server, tmp_path: Path) -> None:
     here.assert_same(shared.user, shared.user.appliance.job(name))
 
 
+def test_model_is_continued_from_other_params(shared: Server, tmp_path: Path) -> None:
+    """The params file that `model.pretrain_params_path` names is sent with the params, and its model is trained."""
+    whole = yaml.safe_load(PARAMS.read_text())
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts/own.txt").write_text(KJV.read_text()[:60_000])
+    whole["train_input"]["data_files"] = "texts/own.txt"
+    (tmp_path / "base.yaml").write_text(yaml.safe_dump({"model": whole["model"] | {"dropout_rate": 0.5}}))
+    own = {"pretrain_params_path": "base.yaml", "dropout_rate": whole["model"].get("dropout_rate", 0.0)}
+    (tmp_path / "configs").mkdir()
+    params = tmp_path / "configs/continued.yaml"
+    params.write_text(yaml.safe_dump(whole | {"model": own}))
+    (tmp_path / "whole.yaml").write_text(yaml.safe_dump(whole))
+    here = Reference.train(tmp_path / "here", STEPS, tmp_path / "whole.yaml", cwd=tmp_path)
+    (tmp_path / "texts").rename(tmp_path / "configs/texts")
+    job = shared.user.submit("continued", STEPS, params=params)
+    job.wait(120)
+    here.assert_same(shared.user, job)
+
+    def refused() -> str:
+        return shared.user.millrace("plan", "-p", params, code=2).error
+
+    key = "model.pretrain_params_path names base.yaml, but"
+    for content, says in {
+        "[": f"{key} there line 1",
+        "train_input: {}": f"{key} that file has no section model",
+        "model: {num_heads: 3, hiden_size: 4}": "model.hiden_size is not a known key",
+    }.items():
+        (tmp_path / "base.yaml").write_text(content)
+        assert says in refused()
+    (tmp_path / "base.yaml").unlink()
+    assert f"{key} it can't be read: no file of this name was sent with the params" in refused()
+    (tmp_path / "configs/base.yaml").write_bytes(b"\xff")
+    assert "which is no UTF-8 text" in refused()
+    # Only a form has files.
+    spec = {"numCsx": 1, "params": whole | {"model": own}}
+    body = {"metadata": {"name": "continued-2"}, "spec": spec}
+    answer = shared.user.http.post(f"/v1/namespaces/{shared.namespace}/trainjobs", json=body)
+    assert "model.pretrain_params_path is not supported" in answer.json()["detail"], answer.text
+
+
 @pytest.mark.needs("own volumes")
 def test_volumes_hold_data_and_results(serve: Serve, tmp_path: Path) -> None:
     """Data are read from a volume or a part of one, without changing it, and results are written to another volume."""

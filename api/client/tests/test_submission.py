@@ -60,6 +60,31 @@ def test_params_are_sent_unchanged_with_their_files(
     }
 
 
+def test_params_of_the_pretraining_are_sent_with_the_files_of_their_model(
+    server: Server, appliance: Appliance, tmp_path: Path
+) -> None:
+    base = b"model: {vocab_file: words.txt, label_vocab_file: labels.txt}\n"
+    (tmp_path / "configs").mkdir()
+    for name, content in {"base.yaml": base, "configs/words.txt": b"a", "labels.txt": b"b"}.items():
+        (tmp_path / name).write_bytes(content)
+    params = tmp_path / "configs/params.yaml"
+    params.write_text("model: {pretrain_params_path: base.yaml, label_vocab_file: own.txt}\n")
+    sent = submitted(server, appliance, params)
+    assert sent["files"] == {"base.yaml": base, "words.txt": b"a"}, "the model's own keys count"
+    # The file beside the params comes first, and no file needs to exist.
+    (tmp_path / "configs/base.yaml").write_text("not: a model")
+    assert submitted(server, appliance, params)["files"] == {"base.yaml": b"not: a model"}
+    sent = submitted(server, appliance, {"model": {"pretrain_params_path": "nowhere.yaml"}})
+    assert sent["files"] == {}
+    absolute = str(tmp_path / "base.yaml")
+    sent = submitted(server, appliance, {"model": {"pretrain_params_path": absolute}})
+    assert sent["files"][absolute] == base
+    for content, says in [(b"#" * (1 << 20), "has 1 MiB or more"), (b"\xff", "is no UTF-8 text")]:
+        (tmp_path / "configs/base.yaml").write_bytes(content)
+        with pytest.raises(MillraceError, match=says):
+            appliance.train(params)
+
+
 def test_without_a_store_only_small_texts_are_uploaded(
     server: Server, appliance: Appliance, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

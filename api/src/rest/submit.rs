@@ -4,7 +4,7 @@
 //!  application/json, application/yaml    a TrainJob                              ┐
 //!  multipart/form-data                   params  the user's params file          ├──► SubmitRequest
 //!                                        job     metadata and fields of the spec │
-//!                                        file    uploads that the params name    ┘
+//!                                        file    files that the params name      ┘
 //! ```
 //!
 //! * The request counts against its account's budget before its body is read.
@@ -12,6 +12,7 @@
 //! * Every part has a size limit, and every name is checked before a file is written.
 
 use std::collections::HashSet;
+use std::io;
 use std::sync::Arc;
 
 use axum::body::Bytes;
@@ -375,11 +376,17 @@ impl FormParts {
 
     /// Reads the params file and its options; see [`RequestBody::read`].
     fn read(self) -> Result<(Value, Vec<UploadedFile>, blake3::Hash, Option<String>)> {
-        let Self { params, options, files, stem, digest } = self;
+        let Self { params, options, mut files, stem, digest } = self;
         let params = params.ok_or_else(|| bad_form(&"the part `params` is missing"))?;
         let bad_params = |detail: &str| ApiError::new(ErrorReason::BadParams, detail);
         let text = std::str::from_utf8(&params).map_err(|_| bad_params("the params are not UTF-8"))?;
-        let read = Params::parse_yaml(text).map_err(|error| bad_params(error.report().trim_end()))?;
+        let mut inherited_bytes = 0;
+        let read = Params::parse_yaml_with(text, |path| {
+            let other = take_params_file(&mut files, path)?;
+            inherited_bytes = path.len() + other.len();
+            Ok(other)
+        });
+        let read = read.map_err(|error| bad_params(error.report().trim_end()))?;
         let mut params = StoredParams::from(&read).0;
         let options = options.map(|bytes| parse_json::<SubmitOptions>("JSON in the part `job`", &bytes)).transpose()?;
         let SubmitOptions { metadata, mut spec, uploads, overrides } = options.unwrap_or_default();
@@ -389,12 +396,26 @@ impl FormParts {
         }
         apply_overrides(&mut params, &overrides)?;
         fill_from_runconfig(&mut spec, &params);
-        let uploaded_files = attach_uploads(&mut params, &mut spec, files)?;
+        let uploaded_files = attach_uploads(&mut params, &mut spec, files, inherited_bytes)?;
         attach_named_uploads(&mut params, &mut spec, uploads)?;
         spec.insert("params".to_owned(), params);
         let object = json!({"metadata": metadata, "spec": spec});
         Ok((object, uploaded_files, digest.finalize(), stem))
     }
+}
+
+/// Takes the params file out of `files` that another one names by `path`.
+///
+/// # Errors
+/// There is none, or it is too long or not UTF-8.
+fn take_params_file(files: &mut Vec<(String, Bytes)>, path: &str) -> io::Result<String> {
+    let found = files.iter().position(|(name, _)| name == path);
+    let at = found.ok_or_else(|| io::Error::other("no file of this name was sent with the params"))?;
+    let (_, content) = files.remove(at);
+    if content.len() > MAX_JOB_BYTES {
+        return Err(io::Error::other(format!("it has more than {MAX_JOB_BYTES} bytes")));
+    }
+    String::from_utf8(content.into()).map_err(|_| io::Error::other("it is not UTF-8 text"))
 }
 
 fn bad_form(error: &dyn std::fmt::Display) -> ApiError {

@@ -32,6 +32,7 @@ const INPUT_PATH_KEYS: &[&str] = &[
 pub(super) const MAX_GLOB_COMPARISONS: usize = 1 << 25;
 
 /// Moves uploads into a volume of the job, and makes the params name them there. Returns the files of the volume.
+/// `other_bytes` of the limit are used by another file.
 ///
 /// # Errors
 /// A file is not UTF-8, is not named by the params, or exceeds the limit on all of them; the globs take too long to
@@ -40,10 +41,11 @@ pub fn attach_uploads(
     params: &mut Value,
     spec: &mut Map<String, Value>,
     mut files: Vec<(String, Bytes)>,
+    other_bytes: usize,
 ) -> Result<Vec<UploadedFile>> {
     let named = DataPaths::of(params);
     named.check_work(files.iter().map(|(path, _)| path.as_str()))?;
-    let (mut uploads, mut renamed, mut total) = (Vec::new(), Vec::new(), 0);
+    let (mut uploads, mut renamed, mut total) = (Vec::new(), Vec::new(), other_bytes);
     files.sort_by(|(a, _), (b, _)| a.cmp(b));
     for (at, (path, bytes)) in files.into_iter().enumerate() {
         let fault = |message: String| ApiError::invalid(vec![FieldError { field: path.clone(), message }]);
@@ -255,7 +257,7 @@ mod tests {
         let mut params = json!({"train_input": {"data_dir": ["a/x.txt", "y"]}, "model": {}});
         let mut spec = Map::new();
         let uploads =
-            attach_uploads(&mut params, &mut spec, vec![("a/x.txt".to_owned(), Bytes::from_static(b"text"))]).unwrap();
+            attach_uploads(&mut params, &mut spec, vec![("a/x.txt".to_owned(), Bytes::from_static(b"text"))], 0).unwrap();
         assert_eq!(
             uploads,
             [UploadedFile { name: FileName::new("0-0000-x.txt").unwrap(), content: "text".to_owned() }]
@@ -267,16 +269,16 @@ mod tests {
         assert_eq!(spec["mountDirs"][0]["path"], UPLOADS_DIR);
         let mut params = json!({"train_input": {"data_dir": "a/*.txt"}});
         let files = ["a/2.txt", "a/1.txt"].map(|name| (name.to_owned(), Bytes::from_static(b"t"))).to_vec();
-        let uploads = attach_uploads(&mut params, &mut Map::new(), files).unwrap();
+        let uploads = attach_uploads(&mut params, &mut Map::new(), files, 0).unwrap();
         assert_eq!(uploads.iter().map(|file| file.name.as_str()).collect::<Vec<_>>(), ["0-0000-1.txt", "0-0001-2.txt"]);
         assert_eq!(params["train_input"]["data_dir"], format!("{UPLOADS_DIR}/0-*"));
         let mut params = json!({"train_input": {"tokenizer_file": "t.json"}, "model": {"vocab_file": "words.txt"}});
         let files = ["words.txt", "t.json"].map(|name| (name.to_owned(), Bytes::from_static(b"t"))).to_vec();
-        attach_uploads(&mut params, &mut Map::new(), files).unwrap();
+        attach_uploads(&mut params, &mut Map::new(), files, 0).unwrap();
         assert_eq!(params["train_input"]["tokenizer_file"], format!("{UPLOADS_DIR}/0-0000-t.json"));
         assert_eq!(params["model"]["vocab_file"], format!("{UPLOADS_DIR}/1-0001-words.txt"));
         assert!(
-            attach_uploads(&mut params, &mut spec, vec![("z".to_owned(), Bytes::new())]).is_err(),
+            attach_uploads(&mut params, &mut spec, vec![("z".to_owned(), Bytes::new())], 0).is_err(),
             "the params name no file of this name"
         );
     }
@@ -287,7 +289,7 @@ mod tests {
         let upload = |spec: Value| {
             let mut object = json!({"metadata": {"name": "job"}, "spec": spec});
             let mut params = json!({"train_input": {"data_dir": "a.txt"}});
-            let files = attach_uploads(&mut params, object["spec"].as_object_mut().unwrap(), text())?;
+            let files = attach_uploads(&mut params, object["spec"].as_object_mut().unwrap(), text(), 0)?;
             name_uploads(&mut object, files).map(|uploads| (uploads.unwrap(), object))
         };
         let (uploads, object) = upload(json!({"volumes": [{"name": "mine", "configMap": {"name": "/x"}}]})).unwrap();
@@ -308,13 +310,13 @@ mod tests {
         for path in ["../../x", "/etc/passwd", "a\0b", "..", "", "é/ü", "a/."] {
             let mut params = json!({"train_input": {"data_dir": path}});
             let uploads =
-                attach_uploads(&mut params, &mut Map::new(), vec![(path.to_owned(), Bytes::from_static(b"t"))])
+                attach_uploads(&mut params, &mut Map::new(), vec![(path.to_owned(), Bytes::from_static(b"t"))], 0)
                     .unwrap();
             assert!(uploads[0].name.as_str().starts_with("0-0000-"), "{path:?}");
         }
         let long = "x".repeat(300);
         let mut params = json!({"train_input": {"data_dir": long}});
-        assert!(attach_uploads(&mut params, &mut Map::new(), vec![(long, Bytes::from_static(b"t"))]).is_err());
+        assert!(attach_uploads(&mut params, &mut Map::new(), vec![(long, Bytes::from_static(b"t"))], 0).is_err());
     }
 
     #[test]
@@ -323,7 +325,7 @@ mod tests {
         let mut params = json!({"train_input": {"data_dir": names}});
         let files = (0..1000).map(|at| (format!("f{at}"), Bytes::from_static(b"t"))).collect();
         let began = std::time::Instant::now();
-        let error = attach_uploads(&mut params, &mut Map::new(), files).unwrap_err();
+        let error = attach_uploads(&mut params, &mut Map::new(), files, 0).unwrap_err();
         assert_eq!(error.reason, ErrorReason::PayloadTooLarge);
         assert!(began.elapsed() < std::time::Duration::from_secs(10), "{:?}", began.elapsed());
     }

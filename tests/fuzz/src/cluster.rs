@@ -10,10 +10,11 @@ use millrace_crds::{ApplianceSpec, ResolvedJob, TrainJob};
 use millrace_params::{BlobDigest, FlagOverrides, JobSpec, MachineSpec, Params};
 use serde_json::Value;
 
-/// Parses a params file, evaluates its learning rate, and parses the same bytes as an appliance.
+/// Parses a params file, which may continue its own model, evaluates its learning rate, and parses the same bytes as an
+/// appliance.
 pub fn params(bytes: &[u8]) {
     let Ok(text) = std::str::from_utf8(bytes) else { return };
-    if let Ok(read) = Params::parse_yaml(text)
+    if let Ok(read) = Params::parse_yaml_with(text, |_| Ok(text.to_owned()))
         && let Ok(resolved) = read.resolve(&FlagOverrides::default())
     {
         for step in [0, 1, 1000, u64::MAX] {

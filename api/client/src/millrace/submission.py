@@ -5,7 +5,8 @@
             to it. A string such as `1e-8`, which PyYAML does not recognize as a number, is sent as a number.
     job     name, labels and other fields of the TrainJob's spec; overrides of params; names and digests of
             uploads
-    file    small local text files, each under the name that params have for it
+    file    small local text files, each under the name that params have for it, and the params file of
+            `model.pretrain_params_path`
 
 All other local files are uploaded as blobs before the body is sent. The body is a function of the arguments
 and of the files: a retry sends the same bytes.
@@ -66,6 +67,7 @@ _EXPONENT = re.compile(r"[-+]?(\.\d+|\d+(\.\d*)?)[eE][-+]?\d+", re.ASCII)
 # Keys of inputs with files, directories or globs, and those with one file, some of which models have too.
 _PATH_KEYS = ("data_dir", "data_files", "src_data_dir", "tgt_data_dir")
 _MODEL_FILE_KEYS = ("vocab_file", "label_vocab_file")
+_PRETRAINING_KEY = "pretrain_params_path"
 _FILE_KEYS = ("tokenizer_file", "src_vocab_file", "tgt_vocab_file", *_MODEL_FILE_KEYS)
 _OVERRIDES = frozenset(
     {
@@ -168,7 +170,9 @@ def build(
         named_blobs = params.uploads
         params = params.params
     content, filename, document, directories = _read(params)
-    texts, blobs = _local_files(document, directories, has_blobs)
+    texts = _pretraining_params(document, directories)
+    document = _with_inherited_model(document, texts)
+    texts, blobs = _local_files(document, directories, has_blobs, texts)
     blobs.update(named_blobs)
     parts: list[tuple[str, tuple[str | None, bytes, str]]] = [
         ("params", (filename, content, "application/yaml"))
@@ -178,10 +182,10 @@ def build(
         job["uploads"] = [{"path": name, "digest": blob.digest} for name, blob in sorted(blobs.items())]
     if job:
         parts.append(("job", (None, _to_json(job, indent=None), "application/json")))
-    parts += [("file", (name, text, "text/plain; charset=utf-8")) for name, text in texts]
+    parts += [("file", (name, text, "text/plain; charset=utf-8")) for name, text in texts.items()]
     content, content_type = _multipart(parts)
     graph = next((blob for name, blob in blobs.items() if _is_graph(name, document)), None)
-    return Submission(content, content_type, tuple(name for name, _ in texts), blobs, graph)
+    return Submission(content, content_type, tuple(texts), blobs, graph)
 
 
 def _mode(verb: Verb, document: Any) -> str | None:
@@ -276,14 +280,53 @@ def _to_json(value: object, indent: int | None, *, numbers: bool = False) -> byt
         raise BadParams(f"can't serialize the params: {error}", status=0, reason="BadParams") from error
 
 
+def _pretraining_params(document: Any, directories: Sequence[Path]) -> dict[str, bytes]:
+    """Returns the params file that `model.pretrain_params_path` names, if it is on this machine.
+
+    It is searched where `millrace-agent` does: beside the params, in the directory above them, and in the
+    working directory. Raises BadParams if it is too long or no UTF-8 text, and OSError if it can't be read.
+    """
+    model = document.get("model") if isinstance(document, Mapping) else None
+    name = model.get(_PRETRAINING_KEY) if isinstance(model, Mapping) else None
+    if not isinstance(name, (str, os.PathLike)) or not os.fspath(name):
+        return {}
+    name = os.fspath(name)
+    beside, *others = directories
+    found = [each / name for each in (beside, beside / "..", *others) if (each / name).is_file()]
+    if not found:
+        return {}
+    with found[0].open("rb") as file:
+        content = file.read(MAX_INLINE_BYTES)
+    reason = None
+    if len(content) + len(name.encode(errors="replace")) >= MAX_INLINE_BYTES:
+        reason = "which with its name has 1 MiB or more"
+    elif _UNSENDABLE.search(name) or not _is_utf8(content) or not _is_utf8(name):
+        reason = "which is no UTF-8 text, or has a name with quotes, backslashes or control characters"
+    if reason is not None:
+        message = f"model.{_PRETRAINING_KEY} names {name}, {reason}: name the params file of a model"
+        raise BadParams(message, status=0, reason="BadParams")
+    return {name: content}
+
+
+def _with_inherited_model(document: Any, texts: Mapping[str, bytes]) -> Any:
+    """Returns params whose model has the keys of the params file among the texts that it lacks."""
+    for name, content in texts.items():
+        other = parse(content, Path(name))
+        inherited = other.get("model") if isinstance(other, Mapping) else None
+        if isinstance(inherited, Mapping):
+            return {**document, "model": {**inherited, **document["model"]}}
+    return document
+
+
 def _local_files(
-    document: Any, directories: Sequence[Path], has_blobs: bool
-) -> tuple[list[tuple[str, bytes]], dict[str, Blob]]:
-    """Returns the small texts and the other files that params name and that are on this machine.
+    document: Any, directories: Sequence[Path], has_blobs: bool, texts: Mapping[str, bytes]
+) -> tuple[dict[str, bytes], dict[str, Blob]]:
+    """Returns the small texts, besides those given, and the other files that params name and that are on this
+    machine.
 
     Each name is either all in the body or all uploaded, because a part of the data would change the training.
     """
-    texts: dict[str, bytes] = {}
+    texts = dict(texts)
     blobs: dict[str, Blob] = {}
     for params_path, is_pattern in _named_paths(document):
         found = {
@@ -300,7 +343,7 @@ def _local_files(
             blobs.update((name, Blob.of_file(path)) for name, path in found.items())
         else:
             _warn_not_uploaded(params_path, "an empty file")
-    return list(texts.items()), blobs
+    return texts, blobs
 
 
 def _is_graph(named: str, document: Any) -> bool:
@@ -316,13 +359,18 @@ def _small_texts(found: Mapping[str, Path], limit: int) -> dict[str, bytes] | No
         if limit <= 0 or _UNSENDABLE.search(name):
             return None
         content = path.read_bytes()
-        try:
-            content.decode("utf-8")
-            name.encode("utf-8")
-        except UnicodeError:
+        if not _is_utf8(content) or not _is_utf8(name):
             return None
         texts[name] = content
     return texts
+
+
+def _is_utf8(value: bytes | str) -> bool:
+    try:
+        value.decode("utf-8") if isinstance(value, bytes) else value.encode("utf-8")
+    except UnicodeError:
+        return False
+    return True
 
 
 def _inputs(document: Any) -> Iterator[Any]:

@@ -327,7 +327,7 @@ section! {
         use_cls_bias: bool,
     }
     unsupported {
-        "pretrain_params_path" => "copy the keys of the section model of that file: only millrace-agent reads it",
+        "pretrain_params_path" => "copy the keys of the section model of that file: only params in a file can name it",
         "num_relative_attention_buckets" => "use position_embedding_type: learned",
         "fixed_sparse_attention" => "leave it out for dense attention",
         "mup_base_d_model" => "leave it out; muP is supported for decoders only",
