@@ -26,7 +26,8 @@ use tracing::level_filters::LevelFilter;
 
 use crate::admission::AdmissionSchema;
 use crate::backend::Backend;
-use crate::blobs::{BlobStore, DEFAULT_MAX_BLOB_BYTES};
+use crate::blobs::bucket::{self, BucketAddress};
+use crate::blobs::{BlobFetcher, BlobStore, DEFAULT_MAX_BLOB_BYTES};
 use crate::compute::ComputePool;
 use crate::database_args::DatabaseArgs;
 use crate::error::ApiError;
@@ -110,6 +111,10 @@ pub struct ServeArgs {
     /// Maximum bytes of the uploads of a namespace
     #[arg(long, value_name = "BYTES", default_value_t = DEFAULT_MAX_BLOB_BYTES)]
     max_blob_bytes: u64,
+    /// Bucket for uploads, with the settings and credentials of the environment (AWS_*); they are stored in the data
+    /// directory if omitted
+    #[arg(long, env = "MILLRACE_BLOB_STORE", value_name = "s3://BUCKET/PREFIX")]
+    blob_store: Option<BucketAddress>,
     /// Interpreter that reads Python datasets of jobs, with the rights of this server's user. If omitted, it is that of
     /// the client, and only this server's user may submit such jobs, without a token
     #[arg(long, value_name = "PATH")]
@@ -131,7 +136,7 @@ pub struct ServeArgs {
     #[arg(long, default_value = "millrace-api-identity")]
     identity: String,
     /// On Kubernetes: address on which uploads are served to the pods of jobs, from the data directory, which must be
-    /// on a claim; uploads are rejected if omitted
+    /// on a claim, or from the bucket; uploads are rejected if omitted
     #[arg(long, env = "MILLRACE_UPLOADS_LISTEN", value_name = "HOST:PORT", value_parser = parse_address)]
     uploads_listen: Option<SocketAddr>,
     /// Level of the log: error, warn, info, debug or trace
@@ -340,6 +345,8 @@ async fn start_process_backend(
     };
     directories.make()?;
     millrace_roots::restrict_process(directories.roots()).context("can't use a directory of the server")?;
+    let blobs = blob_store(args, directories.blobs()).await?;
+    let fetcher = args.blob_store.as_ref().map(|_| BlobFetcher::new(blobs.clone(), directories.blobs()));
     let local = ProcessBackend::start(
         store.clone(),
         ProcessSettings {
@@ -349,7 +356,8 @@ async fn start_process_backend(
             compute: compute.clone(),
             export_bytes: args.max_export_bytes,
             generation_bytes: args.max_generation_bytes,
-            blob_bytes: args.max_blob_bytes,
+            blobs,
+            fetcher,
             python: args.python.clone(),
         },
     )
@@ -374,19 +382,30 @@ async fn start_kubernetes_backend(
         image: args.image.clone(),
         identity: args.identity.clone(),
         compute: compute.clone(),
-        blobs: blob_settings(args)?,
+        blobs: blob_settings(args).await?,
     };
     let cluster = KubernetesBackend::start(client.clone(), store.clone(), settings).await?;
     Ok((Arc::new(cluster), AuthMode::Cluster(Arc::new(KubernetesAuthorizer::new(client)))))
 }
 
+/// Returns the store of uploads: the bucket, or the directory `dir` if none is named.
+async fn blob_store(args: &ServeArgs, dir: PathBuf) -> anyhow::Result<BlobStore> {
+    match &args.blob_store {
+        None => Ok(BlobStore::new(dir, args.max_blob_bytes)),
+        Some(address) => {
+            let storage = bucket::connect(address).await?;
+            Ok(BlobStore::with_storage(Arc::new(storage), args.max_blob_bytes))
+        }
+    }
+}
+
 /// Returns where the uploads of a cluster are stored and served; `None` if they are rejected.
-fn blob_settings(args: &ServeArgs) -> anyhow::Result<Option<BlobSettings>> {
+async fn blob_settings(args: &ServeArgs) -> anyhow::Result<Option<BlobSettings>> {
     let Some(address) = args.uploads_listen else { return Ok(None) };
     let listener = listen(address, "--uploads-listen")?;
     let data = &args.database.data;
     let dir = data.canonicalize().with_context(|| format!("can't use the directory {}", data.display()))?;
-    let store = BlobStore::new(dir.join("blobs"), args.max_blob_bytes);
+    let store = blob_store(args, dir.join("blobs")).await?;
     Ok(Some(BlobSettings { store, listener }))
 }
 

@@ -1,14 +1,15 @@
-//! Uploads of users, such as graph documents and weights, as blobs: files addressed by the BLAKE3 digest of their
-//! content.
+//! Uploads of users, such as graph documents and weights, as blobs: contents addressed by their BLAKE3 digest.
 //!
 //! ```text
-//! <blobs>/<namespace>/blake3:<digest>         a complete blob, its modification time that of its last use
-//! <blobs>/<namespace>/blake3:<digest>.part    the bytes that have been received of one
+//!                            ┌── directory   files of this server
+//!  BlobStore ── BlobStorage ─┤
+//!   limits, announcements    └── bucket      objects in an S3-compatible bucket
 //! ```
 //!
 //! * A blob is uploaded in parts. After an interruption, also of the server, the upload continues where it was.
-//! * A file with its final name has the content that its name says: the digest is computed from the bytes as they
+//! * A blob is complete only if it has the content that its digest says: the digest is computed from the bytes as they
 //!   arrive.
+//! * Memory does not grow with the length of a blob.
 //! * The directory of a namespace has its name, or on a cluster its UID: a namespace that is created again has none of
 //!   the uploads of its predecessor.
 //! * A blob that is uploaded again is not sent again. Namespaces share nothing: a client can't find out by a digest
@@ -16,20 +17,26 @@
 //! * All blobs of a namespace together, including announced parts, have at most the limit's bytes.
 //! * A blob that no job names is removed [`UNUSED_BLOB_TTL`] after its last use.
 
+pub mod bucket;
+mod directory;
+mod fetcher;
+mod storage;
 mod store;
 #[cfg(test)]
 mod tests;
-mod upload;
+mod window_hashes;
 
 use std::fmt;
-use std::fs::File;
 use std::time::Duration;
 
 use millrace_params::{BlobDigest, LabelName};
 use schemars::JsonSchema;
 use serde::Serialize;
 
-pub use store::BlobStore;
+use crate::error::{ApiError, FieldError};
+pub use fetcher::BlobFetcher;
+pub use storage::{BlobReader, BlobStorage, ByteStream};
+pub use store::{BlobPart, BlobStore};
 
 /// Default limit on the blobs of a namespace: the weights of a model of 8 billion parameters in f32, twice.
 pub const DEFAULT_MAX_BLOB_BYTES: u64 = 64 << 30;
@@ -73,14 +80,24 @@ impl fmt::Display for BlobNamespace {
 }
 
 /// A blob that is to be read.
-#[derive(Debug)]
 pub enum OpenBlob {
-    /// Its file and length.
-    Complete(File, u64),
+    /// Reads it.
+    Complete(Box<dyn BlobReader>),
     /// A part of it was uploaded, or it was announced.
     Incomplete,
     /// There is no such blob.
     Missing,
+}
+
+/// Returns whether `hash` is that of `digest`.
+fn is_digest_of(digest: &BlobDigest, hash: &blake3::Hash) -> bool {
+    digest.as_str() == format!("blake3:{}", hash.to_hex())
+}
+
+/// Returns the error for an upload whose complete content has this hash instead of the announced one.
+fn wrong_digest(found: &blake3::Hash) -> ApiError {
+    let message = format!("the content has the digest blake3:{found}: send it again from the beginning");
+    ApiError::invalid(vec![FieldError { field: "digest".to_owned(), message }])
 }
 
 /// How much of a blob the server has.

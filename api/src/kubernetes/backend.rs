@@ -61,7 +61,7 @@ pub struct KubernetesSettings {
     pub identity: String,
     /// Threads for planning.
     pub compute: ComputePool,
-    /// Uploads; `None` if this server has no claim for them.
+    /// Uploads; `None` if this server has neither a bucket nor a claim for them.
     pub blobs: Option<BlobSettings>,
 }
 

@@ -13,7 +13,7 @@ use millrace_agents::dataset_epoch::DatasetEpoch;
 use millrace_control::metrics::Metrics;
 use millrace_control::record::resolved_job;
 use millrace_control::watchdog::Watchdog;
-use millrace_control::{ContextParts, ControllerContext, WatchStreams, World};
+use millrace_control::{ContextParts, ControllerContext, JobSite, WatchStreams, World};
 use millrace_crds::{Appliance, ResolvedJob, TrainJob};
 use millrace_params::{BlobDigest, JobSpec, LabelName, ObjectName};
 use millrace_protocol::error_chain;
@@ -23,13 +23,14 @@ use tokio::task::JoinHandle;
 
 use super::claim::DataDirClaim;
 use super::directories::ServerDirectories;
+use super::fetching_site::FetchingSite;
 use super::inputs::{InputError, LoaderPolicy, check_inputs};
 use super::objects::{NewObject, ObjectStore};
 use super::priorities;
 use super::start_checkpoint::{StartCheckpointError, check_start_checkpoint};
 use super::world::ProcessWorld;
 use crate::backend::{Backend, JobChange, JobTarget, VolumeInfo};
-use crate::blobs::{BlobNamespace, BlobStore};
+use crate::blobs::{BlobFetcher, BlobNamespace, BlobStore};
 use crate::compute::ComputePool;
 use crate::document::job_of;
 use crate::error::{ApiError, ErrorReason, Result};
@@ -41,6 +42,9 @@ use crate::submission::{SubmitRequest, SubmitResult, UploadedFile};
 const DELETE_BATCH_JOBS: u32 = 16;
 /// Time for coordinators to save their state when the server shuts down.
 const SAVE_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// Time for which a request waits for uploads that its check needs.
+const FETCH_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Note of a plan or a check of a job whose data is not uploaded yet.
 const NOT_UPLOADED_NOTE: &str = "data files are not checked here, because they are not uploaded yet";
@@ -59,8 +63,10 @@ pub struct ProcessSettings {
     pub export_bytes: u64,
     /// Limit on the memory of one generation of a text, in bytes.
     pub generation_bytes: u64,
-    /// Limit on the uploads of a namespace, in bytes.
-    pub blob_bytes: u64,
+    /// The uploads.
+    pub blobs: BlobStore,
+    /// Fetches them into the server's directories; `None` if they are stored there.
+    pub fetcher: Option<BlobFetcher>,
     /// Interpreter of Python datasets; `None` for that of the client.
     pub python: Option<PathBuf>,
 }
@@ -103,7 +109,8 @@ impl ProcessBackend {
             compute,
             export_bytes,
             generation_bytes,
-            blob_bytes,
+            blobs,
+            fetcher,
             python,
         } = settings;
         let claim = DataDirClaim::acquire(&directories.data, holds_database)?;
@@ -111,18 +118,21 @@ impl ProcessBackend {
         let exports = ExportCache::new(directories.data.join("exports"), export_bytes);
         exports.clean_up().await;
         let generator = Generator::new(generation_bytes);
-        let blobs = BlobStore::new(directories.blobs(), blob_bytes);
         let objects = Arc::new(ObjectStore::new(store));
         objects.ensure_appliance(appliance, &claim).await?;
         let (reconcile_requests, received_requests) = mpsc::unbounded_channel();
-        let world = Arc::new(
-            ProcessWorld::new(objects.clone(), directories.clone(), python, reconcile_requests.clone()).await?,
-        );
+        let site: Arc<dyn JobSite> = match &fetcher {
+            Some(fetcher) => Arc::new(FetchingSite::new(directories.clone(), fetcher.clone())),
+            None => Arc::new(directories.clone()),
+        };
+        let world =
+            ProcessWorld::new(objects.clone(), directories, python, fetcher, reconcile_requests.clone()).await?;
+        let world = Arc::new(world);
         let (jobs, appliances) = (objects.watch_jobs().await?, objects.watch_appliances().await?);
         let deleted = objects.deleted_jobs();
         let parts = ContextParts {
             world: world.clone(),
-            site: Arc::new(directories.clone()),
+            site,
             jobs: jobs.view,
             appliances: appliances.view,
             metrics: Arc::new(Metrics::default()),
@@ -200,6 +210,14 @@ impl ProcessBackend {
         .await
     }
 
+    /// Makes sure that the uploads of a job are in the server's directories, where its data are checked.
+    async fn fetch_uploads(&self, job: &TrainJob) -> Result<()> {
+        match &self.world.fetcher {
+            Some(fetcher) => fetcher.fetch_job(job, FETCH_TIMEOUT).await,
+            None => Ok(()),
+        }
+    }
+
     /// Returns with which interpreter a Python dataset of this job would be read.
     fn loader_policy(&self, request: &SubmitRequest) -> LoaderPolicy {
         match (&self.world.python, request.is_server_user) {
@@ -245,6 +263,7 @@ impl Backend for ProcessBackend {
             return job_of(&existing);
         }
         let mut resolution = self.planner.check_runnable(&request.account, &job).await?;
+        self.fetch_uploads(&job).await?;
         let note = match self.world.directories.has_uploads(&job) {
             true => self.check_data_and_start(request, &job, &resolution).await?,
             false => Some(NOT_UPLOADED_NOTE.to_owned()),
@@ -262,6 +281,7 @@ impl Backend for ProcessBackend {
         if request.find_replay(self.objects.store(), None).await?.is_none() {
             // A job that can never run is rejected now, not at its first reconcile.
             let resolution = self.planner.check_runnable(&request.account, &job).await?;
+            self.fetch_uploads(&job).await?;
             self.check_data(&request, &job, &resolution).await?;
         }
         if let Some(uploads) = &request.uploads {
@@ -318,6 +338,7 @@ impl Backend for ProcessBackend {
         let priorities = priorities::all();
         let (_, job) = self.planner.admitted(request, &priorities).await?;
         let (plan, resolution) = self.planner.plan_and_resolve(&request.account, job.clone(), &priorities).await?;
+        self.fetch_uploads(&job).await?;
         match resolution.filter(|_| request.may_create) {
             Some(_) if !self.world.directories.has_uploads(&job) => {
                 let notes = plan.notes.into_iter().chain([NOT_UPLOADED_NOTE.to_owned()]).collect();
@@ -386,10 +407,12 @@ impl Backend for ProcessBackend {
     async fn remove_unused_blobs(&self) -> Result<usize> {
         let jobs = self.objects.live_jobs().await?;
         let used: HashSet<(String, String)> = jobs.iter().flat_map(uploads_of).collect();
-        let is_used = move |namespace: &LabelName, digest: &BlobDigest| {
-            used.contains(&(namespace.to_string(), digest.to_string()))
-        };
+        let is_used =
+            |namespace: &LabelName, digest: &BlobDigest| used.contains(&(namespace.to_string(), digest.to_string()));
         self.world.directories.job_files().remove_unused(&jobs).await;
+        if let Some(fetcher) = &self.world.fetcher {
+            fetcher.files().remove_unused(is_used).await?;
+        }
         self.blobs.remove_unused(is_used).await
     }
 

@@ -10,6 +10,7 @@
 mod backend;
 mod claim;
 mod directories;
+mod fetching_site;
 mod inputs;
 mod job_files;
 mod objects;

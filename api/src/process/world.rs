@@ -28,11 +28,15 @@ use super::objects::ObjectStore;
 use super::observe::{lost_coordinator, observed_agent};
 use super::path_error::PathError;
 use super::start_checkpoint::{RESUMES_EARLIER_JOB, earlier_checkpoint_note};
+use crate::blobs::BlobFetcher;
 use crate::error::ApiError;
 use crate::journal_copy;
 
 /// Seconds in which the processes of a deleted job may end.
 const DELETION_GRACE_SECONDS: u32 = 10;
+
+/// Time for which a reconcile waits for uploads. Fetches continue after it, and a later reconcile starts the job.
+const FETCH_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Runs jobs as processes of this machine.
 pub struct ProcessWorld {
@@ -42,6 +46,8 @@ pub struct ProcessWorld {
     pub directories: ServerDirectories,
     /// Interpreter of Python datasets; `None` for that of the client.
     pub python: Option<PathBuf>,
+    /// Fetches uploads from the bucket; `None` if the server's directories have them.
+    pub fetcher: Option<BlobFetcher>,
     reconcile_requests: UnboundedSender<ObjectRef<TrainJob>>,
     process_groups: Mutex<HashMap<String, RunningAttempt>>,
 }
@@ -73,6 +79,7 @@ impl ProcessWorld {
         objects: Arc<ObjectStore>,
         directories: ServerDirectories,
         python: Option<PathBuf>,
+        fetcher: Option<BlobFetcher>,
         reconcile_requests: UnboundedSender<ObjectRef<TrainJob>>,
     ) -> Result<Self, ApiError> {
         let mut running_attempts = HashMap::new();
@@ -87,7 +94,8 @@ impl ProcessWorld {
                     .insert(uid, RunningAttempt { attempt, num_csx: 0, process_group: None, kill_time: None });
             }
         }
-        Ok(Self { objects, directories, python, reconcile_requests, process_groups: Mutex::new(running_attempts) })
+        let process_groups = Mutex::new(running_attempts);
+        Ok(Self { objects, directories, python, fetcher, reconcile_requests, process_groups })
     }
 
     fn running_attempts(&self) -> MutexGuard<'_, HashMap<String, RunningAttempt>> {
@@ -158,6 +166,12 @@ impl ProcessWorld {
             }
         }
         Ok(())
+    }
+
+    /// Makes sure that the uploads of a job are in the server's directories, within [`FETCH_TIMEOUT`].
+    async fn fetch_uploads(&self, job: &TrainJob) -> Result<(), Ended<Self>> {
+        let Some(fetcher) = &self.fetcher else { return Ok(()) };
+        fetcher.fetch_job(job, FETCH_TIMEOUT).await.map_err(|error| Ended::<Self>::Uploads(error.into()))
     }
 
     /// Returns the launch of an attempt, with the paths of this machine.
@@ -252,6 +266,7 @@ impl World for ProcessWorld {
         if found.attempt.is_some() {
             return self.add_processes(attempt, &uid);
         }
+        self.fetch_uploads(attempt.job).await?;
         let run = self.local_run(attempt, &uid).map_err(|error| Ended::<Self>::Refused(error.into()))?;
         if attempt.number == 1 {
             self.report_earlier_checkpoint(&uid, &run.launch).await;

@@ -10,18 +10,22 @@ use std::sync::Arc;
 use axum::Json;
 use axum::extract::{Request, State};
 use axum::http::StatusCode;
+use futures::{StreamExt as _, TryStreamExt as _};
 use millrace_params::{BlobDigest, LabelName};
 use schemars::JsonSchema;
 use serde::Deserialize;
 
-use super::body::{media_type, read_all, read_json, unsupported_media_type, with_body_timeout};
+use super::body::{body_stream, content_length, media_type, read_json, unsupported_media_type};
 use super::{AppState, ValidPath, ValidQuery};
-use crate::blobs::{BlobList, BlobStatus};
+use crate::blobs::{BlobList, BlobPart, BlobStatus};
 use crate::error::{ApiError, ErrorReason, FieldError, Result};
 use crate::submission::SubmitRequest;
 
 /// Field of a job with the digest of its graph document, without which the job can't be planned.
 const GRAPH_FIELD: &str = "spec.model.graph";
+
+/// Uploads of a job that are checked at the same time: a check in a bucket takes two requests.
+const MAX_CHECKS_IN_FLIGHT: usize = 16;
 
 /// Path parameters of a blob.
 #[derive(Clone, Debug, Deserialize)]
@@ -74,11 +78,12 @@ pub async fn announce(
     Ok(Json(blobs.announce(namespace, digest, bytes).await?))
 }
 
-/// Appends a part to an announced upload.
+/// Appends a part to an announced upload as it arrives. What arrived of an interrupted part is kept.
 ///
 /// # Errors
-/// Those of [`list`]; [`ErrorReason::NotFound`]: it was not announced. [`ErrorReason::Conflict`]: the part begins
-/// elsewhere. [`ErrorReason::Invalid`]: the content has another digest or length.
+/// Those of [`list`]; [`ErrorReason::NotFound`]: it was not announced. [`ErrorReason::Conflict`]: the part begins after
+/// the next byte, or another one is being received. [`ErrorReason::Invalid`]: the content has another digest or length.
+/// [`ErrorReason::RequestTimeout`]: nothing arrives for some time.
 pub async fn append(
     State(api): State<Arc<AppState>>,
     ValidPath(path): ValidPath<BlobPath>,
@@ -90,8 +95,8 @@ pub async fn append(
         "application/octet-stream" | "" => {}
         other => return Err(unsupported_media_type(other, "application/octet-stream")),
     }
-    let content = with_body_timeout(read_all(request)).await?;
-    Ok(Json(blobs.append(namespace, digest(path.digest)?, offset, content).await?))
+    let part = BlobPart { offset, bytes: content_length(request.headers()), content: body_stream(request) };
+    Ok(Json(blobs.append(namespace, digest(path.digest)?, part).await?))
 }
 
 /// Deletes an upload. Jobs that name it can't start any more.
@@ -115,15 +120,20 @@ pub async fn check_uploads(api: &AppState, request: &SubmitRequest, will_create:
     let files = spec["files"].as_array().into_iter().flatten().enumerate();
     let of_files = files.map(|(at, file)| (format!("spec.files[{at}].digest"), &file["digest"]));
     let is_needed = |field: &str| will_create || field == GRAPH_FIELD;
+    let mut needed = Vec::new();
     for (field, digest) in of_model.into_iter().chain(of_files).filter(|(field, _)| is_needed(field)) {
         let Some(digest) = digest.as_str() else { continue };
         let digest = BlobDigest::new(digest).map_err(|error| {
             ApiError::invalid(vec![FieldError { field: field.clone(), message: error.to_string() }])
         })?;
-        let (blobs, namespace) = api.backend.blobs(namespace(&request.namespace)?).await?;
-        blobs.use_blob(namespace, digest, field).await?;
+        needed.push((field, digest));
     }
-    Ok(())
+    if needed.is_empty() {
+        return Ok(());
+    }
+    let (blobs, namespace) = api.backend.blobs(namespace(&request.namespace)?).await?;
+    let checks = needed.into_iter().map(|(field, digest)| blobs.use_blob(namespace.clone(), digest, field));
+    futures::stream::iter(checks).buffered(MAX_CHECKS_IN_FLIGHT).try_collect().await
 }
 
 /// Returns the namespace of a request. [`ValidPath`] accepts names, and `-` for all namespaces.

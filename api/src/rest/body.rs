@@ -6,9 +6,11 @@ use axum::body::Bytes;
 use axum::extract::multipart::Field;
 use axum::extract::{FromRequest, Request};
 use axum::http::{HeaderMap, header};
+use futures::{StreamExt as _, TryStreamExt as _};
 use serde::de::DeserializeOwned;
 
 use super::json::UniqueKeysJson;
+use crate::blobs::ByteStream;
 use crate::error::{ApiError, ErrorReason, FieldError, Result};
 
 /// Time to receive the whole body of a request.
@@ -24,6 +26,25 @@ pub async fn with_body_timeout<T>(reading: impl Future<Output = Result<T>>) -> R
             format!("the request body was not received within {} s: send the request again", BODY_TIMEOUT.as_secs());
         Err(ApiError::new(ErrorReason::RequestTimeout, detail))
     })
+}
+
+/// Returns the body as it arrives, whatever its length. It ends with an error if nothing arrives for [`BODY_TIMEOUT`],
+/// or if the connection is closed before its end.
+pub fn body_stream(request: Request) -> ByteStream {
+    let blocks = request.into_body().into_data_stream().map_err(|error| malformed_body("complete", &error));
+    let blocks = tokio_stream::StreamExt::timeout(blocks, BODY_TIMEOUT);
+    let blocks = blocks.map(|block| {
+        block.unwrap_or_else(|_| {
+            let detail = format!("nothing of the body arrived for {} s: continue the upload", BODY_TIMEOUT.as_secs());
+            Err(ApiError::new(ErrorReason::RequestTimeout, detail))
+        })
+    });
+    blocks.boxed()
+}
+
+/// Returns the length of a body, if the client states it.
+pub fn content_length(headers: &HeaderMap) -> Option<u64> {
+    headers.get(header::CONTENT_LENGTH)?.to_str().ok()?.parse().ok()
 }
 
 /// Reads a body of JSON.

@@ -61,8 +61,9 @@ use crate::compute::ComputePool;
 use crate::document::mark_unreadable;
 use crate::error::{ApiError, ErrorReason, FieldError, Result};
 use crate::metrics::ServerMetrics;
+use routes::{RequestBodyKind, Route};
 
-/// Limit on the body of a request: a params document with its uploads.
+/// Limit on the body of a request, except of a part of an upload: a params document with its uploads.
 const MAX_BODY_BYTES: usize = 8 << 20;
 /// Time until a response must begin. Streams then last as long as the client reads.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(60);
@@ -88,18 +89,22 @@ pub struct AppState {
 
 /// Builds the router of all routes.
 pub fn router(api: Arc<AppState>) -> Router {
-    let served = routes::all().into_iter();
-    served
-        .fold(Router::new(), |router, route| route.mount(router, &api))
-        .fallback(async || ApiError::new(ErrorReason::NotFound, "unknown path: GET /openapi.json lists the routes"))
-        .method_not_allowed_fallback(async || {
-            ApiError::new(ErrorReason::MethodNotAllowed, "method not allowed for this path")
-        })
-        .layer(axum::middleware::from_fn(middleware::complete_mutation))
+    let mount = |routes: Vec<Route>| {
+        let mounted = routes.into_iter().fold(Router::new(), |router, route| route.mount(router, &api));
+        mounted.layer(axum::middleware::from_fn(middleware::complete_mutation))
+    };
+    // A body of bytes is stored as it arrives. Its handler ends it when nothing arrives.
+    let (streamed, bounded) = routes::all().into_iter().partition(|route| route.body == RequestBodyKind::Bytes);
+    mount(bounded)
         .layer(DefaultBodyLimit::max(MAX_BODY_BYTES))
         // Rejects a request by its `Content-Length` before its body is read.
         .layer(RequestBodyLimitLayer::new(MAX_BODY_BYTES))
         .layer(TimeoutLayer::with_status_code(StatusCode::SERVICE_UNAVAILABLE, RESPONSE_TIMEOUT))
+        .merge(mount(streamed))
+        .fallback(async || ApiError::new(ErrorReason::NotFound, "unknown path: GET /openapi.json lists the routes"))
+        .method_not_allowed_fallback(async || {
+            ApiError::new(ErrorReason::MethodNotAllowed, "method not allowed for this path")
+        })
         .layer(CatchPanicLayer::custom(|_: Box<dyn std::any::Any + Send>| {
             ApiError::internal("answer", "a handler panicked").into_response()
         }))

@@ -257,7 +257,8 @@ mod tests {
         let mut params = json!({"train_input": {"data_dir": ["a/x.txt", "y"]}, "model": {}});
         let mut spec = Map::new();
         let uploads =
-            attach_uploads(&mut params, &mut spec, vec![("a/x.txt".to_owned(), Bytes::from_static(b"text"))], 0).unwrap();
+            attach_uploads(&mut params, &mut spec, vec![("a/x.txt".to_owned(), Bytes::from_static(b"text"))], 0)
+                .unwrap();
         assert_eq!(
             uploads,
             [UploadedFile { name: FileName::new("0-0000-x.txt").unwrap(), content: "text".to_owned() }]

@@ -155,9 +155,10 @@ capabilities: {drop: [ALL]}
 {{- concat $names .Values.api.tls.names | uniq | sortAlpha | join "," }}
 {{- end }}
 
-{{/* Whether the REST server stores uploads: on its claim, which it has without a database. Not empty if it does. */}}
+{{/* Whether the REST server stores uploads: in a bucket, or on its claim, which it has without a database. Not empty if it
+     does. */}}
 {{- define "millrace.uploads" -}}
-{{- if and .Values.api.enabled (not .Values.api.database.secretName) }}yes{{ end -}}
+{{- if and .Values.api.enabled (or .Values.api.uploads.bucket.url (not .Values.api.database.secretName)) }}yes{{ end -}}
 {{- end }}
 
 {{/* The port for uploads, as in operator/cluster/src/address.rs. */}}

@@ -143,6 +143,37 @@ fn uploads_have_a_port_for_pods_if_there_is_a_claim() {
     }
 }
 
+#[test]
+#[ignore = "needs helm"]
+fn bucket_is_for_the_rest_server_only() {
+    let bucket = json!({
+        "url": "s3://uploads/millrace", "endpoint": "https://minio.example.org:9000", "region": "eu-1",
+        "secretName": "bucket", "caConfigMapName": "bucket-authority",
+    });
+    let values = json!({
+        "api": {
+            "database": {"secretName": "history"}, "uploads": {"bucket": bucket},
+            "networkPolicy": {"bucketPorts": [9000]},
+        },
+    });
+    let (_, documents) = template(&chart(), &values);
+    let pod = pod(&documents);
+    for (name, value) in [
+        ("MILLRACE_BLOB_STORE", "s3://uploads/millrace"),
+        ("AWS_ENDPOINT_URL", "https://minio.example.org:9000"),
+        ("AWS_REGION", "eu-1"),
+        ("SSL_CERT_FILE", "/etc/millrace/bucket/ca.crt"),
+        ("MILLRACE_UPLOADS_LISTEN", "0.0.0.0:7300"),
+    ] {
+        assert_eq!(environment(pod, name), value);
+    }
+    assert_eq!(pod["containers"][0]["envFrom"], json!([{"secretRef": {"name": "bucket"}}]));
+    let operator = find(&documents, "Deployment", "millrace-operator").to_string();
+    assert!(!operator.contains("AWS_") && !operator.contains("secretRef"), "{operator}");
+    let egress = &find(&documents, "NetworkPolicy", NAME)["spec"]["egress"];
+    assert!(egress.as_array().unwrap().contains(&json!({"ports": [{"protocol": "TCP", "port": 9000}]})));
+}
+
 /// Who reads metrics, and nothing else.
 fn metrics_rule(namespace: &str) -> Value {
     let named = json!({"key": "kubernetes.io/metadata.name", "operator": "In", "values": [namespace]});

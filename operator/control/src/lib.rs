@@ -76,6 +76,9 @@ pub enum Error<E: std::error::Error> {
     /// message of the rejecting server.
     #[error(transparent)]
     Refused(Box<dyn std::error::Error + Send + Sync>),
+    /// An attempt can't start, because the job's uploads can't be read at present.
+    #[error(transparent)]
+    Uploads(Box<dyn std::error::Error + Send + Sync>),
     /// The reconcile exceeded its timeout.
     #[error("timed out after {} s", .0.as_secs())]
     TimedOut(std::time::Duration),

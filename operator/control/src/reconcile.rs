@@ -355,7 +355,11 @@ async fn apply<W: World>(
 
 /// Returns the message to the user about an attempt whose objects could not all be created.
 fn creation_error<W: World>(error: &Error<W>) -> CreationError {
-    CreationError { message: error_chain(error), is_temporary: !matches!(error, Error::<W>::Refused(_)) }
+    CreationError {
+        message: error_chain(error),
+        is_temporary: !matches!(error, Error::<W>::Refused(_)),
+        is_of_uploads: matches!(error, Error::<W>::Uploads(_)),
+    }
 }
 
 /// Follows the attempt's coordinator, if it is not followed yet.

@@ -39,8 +39,8 @@ pub(crate) const CHECKPOINT_WRITE_FAILED: &str = "CheckpointWriteFailed";
 /// Reason of conditions of a job whose record this program can't use.
 const RESOLVED_UNREADABLE: &str = "ResolvedUnreadable";
 
-/// Reason of conditions of a job that can't be planned at present, because its uploads can't be read.
-const UPLOADS_UNAVAILABLE: &str = "UploadsUnavailable";
+/// Reason of conditions of a job that can't be planned or started at present, because its uploads can't be read.
+pub(crate) const UPLOADS_UNAVAILABLE: &str = "UploadsUnavailable";
 
 /// Reason of conditions of a job that needs another attempt, if its agents are of a release that may start none.
 const AGENTS_UNSUPPORTED: &str = "AgentsUnsupported";

@@ -75,6 +75,8 @@ pub struct CreationError {
     pub message: String,
     /// Whether a retry may succeed.
     pub is_temporary: bool,
+    /// Whether the agents could not be created because the job's uploads can't be read at present.
+    pub is_of_uploads: bool,
 }
 
 /// The job's grant in the ledger.

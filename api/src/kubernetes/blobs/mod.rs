@@ -37,7 +37,7 @@ use service::BlobService;
 
 /// Where uploads are stored and served.
 pub struct BlobSettings {
-    /// The store, on a claim of this server.
+    /// The store, on a claim of this server or in a bucket.
     pub store: BlobStore,
     /// The port for pods and the operator.
     pub listener: TcpListener,
@@ -67,7 +67,7 @@ pub fn no_uploads() -> ApiError {
     ApiError::new(
         ErrorReason::NotFound,
         "this server stores no uploads, because it has no claim: put the files into a volume, or have an administrator \
-         install the chart without api.database.secretName, so that the server has the claim of api.storage",
+         set api.uploads.bucket, or install the chart without api.database.secretName",
     )
 }
 

@@ -15,15 +15,12 @@ use millrace_protocol::blobs::MAX_PART_BYTES;
 use millrace_protocol::proto::blobs_server::Blobs;
 use millrace_protocol::proto::{BlobPart, BlobRequest};
 use millrace_protocol::security::{MemberName, Peer, Service};
-use tokio::fs::File;
-use tokio::io::{AsyncReadExt as _, AsyncSeekExt as _};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio_stream::wrappers::ReceiverStream;
-use tokio_util::io::ReaderStream;
 use tonic::{Request, Response, Status};
 
 use super::FindNamespace;
-use crate::blobs::{BlobStore, OpenBlob};
+use crate::blobs::{BlobReader, BlobStore, OpenBlob};
 use crate::error::ApiError;
 use crate::files::wire;
 
@@ -92,13 +89,13 @@ impl<N: FindNamespace> BlobService<N> {
         })
     }
 
-    /// Opens a blob of the job's namespace; returns its file and length.
-    async fn open(&self, job: &TrainJob, digest: &BlobDigest) -> Result<(File, u64), Status> {
+    /// Opens a blob of the job's namespace.
+    async fn open(&self, job: &TrainJob, digest: &BlobDigest) -> Result<Box<dyn BlobReader>, Status> {
         let not_found = || Status::not_found(format!("the job's namespace has no upload {digest}"));
         let name = LabelName::new(job.namespace().unwrap_or_default()).map_err(|_| not_found())?;
         let namespace = self.namespaces.find(&name).await.map_err(status)?.ok_or_else(not_found)?;
         match self.store.open(namespace, digest.clone()).await.map_err(status)? {
-            OpenBlob::Complete(file, bytes) => Ok((File::from_std(file), bytes)),
+            OpenBlob::Complete(reader) => Ok(reader),
             OpenBlob::Incomplete => Err(Status::unavailable(format!("the upload {digest} is not complete yet"))),
             OpenBlob::Missing => Err(not_found()),
         }
@@ -116,16 +113,16 @@ impl<N: FindNamespace> Blobs for BlobService<N> {
         let digest = BlobDigest::new(digest).map_err(|error| Status::invalid_argument(error.to_string()))?;
         let job = self.authorize(&peer, &job_uid, &digest)?;
         let turn = self.reads.begin(&job_uid).await?;
-        let (mut file, blob_bytes) = self.open(&job, &digest).await?;
+        let reader = self.open(&job, &digest).await?;
+        let blob_bytes = reader.bytes();
         let rest = blob_bytes.checked_sub(offset);
         let rest = rest.ok_or_else(|| Status::out_of_range(format!("the upload {digest} has {blob_bytes} bytes")))?;
         if rest == 0 {
             let end = BlobPart { blob_bytes, data: Bytes::new() };
             return Ok(Response::new(stream::iter([Ok(end)]).boxed()));
         }
-        file.seek(std::io::SeekFrom::Start(offset)).await.map_err(|error| status(read_error(error)))?;
-        let parts = ReaderStream::with_capacity(file.take(rest), MAX_PART_BYTES);
-        let parts = parts.map_ok(move |data| BlobPart { blob_bytes, data }).map_err(|error| status(read_error(error)));
+        let parts = reader.read(offset, MAX_PART_BYTES);
+        let parts = parts.map_ok(move |data| BlobPart { blob_bytes, data }).map_err(status);
         Ok(Response::new(until_stalled(parts, turn)))
     }
 }
@@ -149,10 +146,6 @@ fn until_stalled(
         }
     });
     ReceiverStream::new(receiver).boxed()
-}
-
-fn read_error(error: std::io::Error) -> ApiError {
-    ApiError::internal("read an upload", error)
 }
 
 /// Converts an error of the store or of the cluster. It may be temporary, so that the client tries again.

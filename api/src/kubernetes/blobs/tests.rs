@@ -14,7 +14,7 @@ use millrace_protocol::security::{AttemptName, Authority, MemberName, Service, V
 use tonic::Code;
 
 use super::*;
-use crate::blobs::UNUSED_BLOB_TTL;
+use crate::blobs::{BlobPart, UNUSED_BLOB_TTL};
 
 const OWN: &str = "6a0c1c3e-0000-4000-8000-000000000001";
 const OTHER: &str = "6a0c1c3e-0000-4000-8000-000000000002";
@@ -85,7 +85,8 @@ impl Case {
     async fn upload(&self, namespace: &str, content: &[u8]) {
         let namespace = self.namespaces.find(&LabelName::new(namespace).unwrap()).await.unwrap().unwrap();
         self.store.announce(namespace.clone(), digest(content), content.len() as u64).await.unwrap();
-        self.store.append(namespace, digest(content), 0, Bytes::copy_from_slice(content)).await.unwrap();
+        let part = BlobPart::of_bytes(0, Bytes::copy_from_slice(content));
+        self.store.append(namespace, digest(content), part).await.unwrap();
     }
 
     /// Reads a blob of a job as the member `name`.

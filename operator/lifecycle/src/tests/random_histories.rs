@@ -30,8 +30,11 @@ fn random_event(world: &mut JobFixture, random: &mut Random) {
             world.report(|report| (report.advanced, report.checkpoint) = (Some(now), Some((step, "d".to_owned()))));
         }
         11 if random.below(4) == 0 => {
-            let creation_error =
-                CreationError { message: "exceeded quota".to_owned(), is_temporary: random.below(2) == 0 };
+            let creation_error = CreationError {
+                message: "exceeded quota".to_owned(),
+                is_temporary: random.below(2) == 0,
+                ..Default::default()
+            };
             world.seen.creation_error = Some(creation_error);
             if random.below(2) == 0 {
                 world.seen.agents.pop();

@@ -17,7 +17,7 @@ fn admitted() -> JobFixture {
 }
 
 fn refuse(world: &mut JobFixture, is_temporary: bool) {
-    world.seen.creation_error = Some(CreationError { message: QUOTA.to_owned(), is_temporary });
+    world.seen.creation_error = Some(CreationError { message: QUOTA.to_owned(), is_temporary, ..Default::default() });
 }
 
 /// Grants systems and begins the next attempt.

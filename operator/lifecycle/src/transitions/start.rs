@@ -1,5 +1,6 @@
 //! An attempt that can't start: rejected by the API server, or without a node that has room for it.
 
+use crate::conditions::UPLOADS_UNAVAILABLE;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use millrace_crds::{FailureStatus, JobState};
 
@@ -38,7 +39,8 @@ impl Decider<'_> {
     /// Returns reason and message of what prevents agents from being created at present.
     pub(super) fn temporary_creation_error(&self) -> Option<(String, String)> {
         let creation_error = self.observed.creation_error.as_ref()?;
-        (!self.has_all_agents()).then(|| (REASON_CREATION_FAILED.to_owned(), creation_error.message.clone()))
+        let reason = if creation_error.is_of_uploads { UPLOADS_UNAVAILABLE } else { REASON_CREATION_FAILED };
+        (!self.has_all_agents()).then(|| (reason.to_owned(), creation_error.message.clone()))
     }
 
     /// Releases the systems if the startup deadline has passed and the cluster has no room for the agents.

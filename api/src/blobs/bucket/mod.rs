@@ -1,0 +1,232 @@
+//! Blobs as objects in an S3-compatible bucket.
+//!
+//! ```text
+//! <prefix>/<namespace>/<digest>/announced/<bytes>           its length, as announced; empty
+//! <prefix>/<namespace>/<digest>/windows/<number>-<hash>     8 MiB of its content, the last one less
+//! <prefix>/<namespace>/<digest>/tail/<number>-<length>      the beginning of the next window, until that is complete
+//! <prefix>/<namespace>/<digest>/complete/<bytes>            hashes of all windows; written last, and again when used
+//! ```
+//!
+//! * The hash of a window is its node in the BLAKE3 tree of the whole blob ([`window_hashes`]). So an upload continues
+//!   after a restart without reading what is stored, the digest follows from the hashes of the windows, and a reader
+//!   verifies each window before it returns a byte of it: an object that was truncated or replaced is noticed.
+//! * An object with a name has one possible content. Two servers that receive the same blob write the same objects.
+//! * A window takes 8 MiB of memory. The number of windows in memory is bounded for the whole server.
+//!
+//! [`window_hashes`]: super::window_hashes
+
+mod error;
+mod inventory;
+mod names;
+mod reader;
+mod settings;
+mod upload;
+
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use futures::{StreamExt as _, TryStreamExt as _};
+use millrace_params::LabelName;
+use object_store::path::Path;
+use object_store::{ObjectMeta, ObjectStore, ObjectStoreExt as _};
+use tokio::sync::Semaphore;
+
+use super::storage::{BlobAddress, BlobReader, BlobStorage, BlobUpload, ReceivedBytes, StoredBlob};
+use super::window_hashes::WindowHashes;
+use crate::error::Result;
+use error::{changed, unavailable};
+use inventory::{Inventory, StoredObjects};
+use names::BlobNames;
+use reader::WindowReader;
+pub use settings::{BucketAddress, BucketError, connect};
+use upload::BucketUpload;
+
+/// Uploads that are received at the same time; others wait. Each has up to three windows in memory.
+const MAX_ACTIVE_UPLOADS: usize = 8;
+/// Windows that are read at the same time.
+const MAX_ACTIVE_READS: usize = 16;
+/// A blob that was marked as used within this time is not marked again.
+const TOUCH_INTERVAL: Duration = Duration::from_secs(3600);
+
+/// Blobs in a bucket. Clones share the connections.
+#[derive(Clone)]
+pub struct BucketStorage {
+    objects: Arc<dyn ObjectStore>,
+    /// Name of the bucket, for messages.
+    bucket: Arc<str>,
+    prefix: Path,
+    inventory: Arc<Inventory>,
+    uploads: Arc<Semaphore>,
+    reads: Arc<Semaphore>,
+}
+
+/// A complete blob.
+struct CompleteBlob {
+    bytes: u64,
+    hashes: WindowHashes,
+    last_use: SystemTime,
+}
+
+impl BucketStorage {
+    /// Stores blobs below `prefix` of the bucket that `objects` has access to.
+    pub fn new(objects: Arc<dyn ObjectStore>, bucket: &str, prefix: Path) -> Self {
+        Self {
+            objects,
+            bucket: bucket.into(),
+            prefix,
+            inventory: Arc::default(),
+            uploads: Arc::new(Semaphore::new(MAX_ACTIVE_UPLOADS)),
+            reads: Arc::new(Semaphore::new(MAX_ACTIVE_READS)),
+        }
+    }
+
+    fn names(&self, (namespace, digest): &BlobAddress) -> BlobNames {
+        BlobNames::new(&self.prefix, namespace, digest)
+    }
+
+    /// Lists the objects below `prefix`.
+    async fn objects_below(&self, prefix: &Path) -> Result<Vec<ObjectMeta>> {
+        let listed = self.objects.list(Some(prefix)).try_collect().await;
+        listed.map_err(|error| unavailable(&self.bucket, error))
+    }
+
+    /// Lists the objects of a blob.
+    async fn stored(&self, blob: &BlobAddress) -> Result<StoredObjects> {
+        let names = self.names(blob);
+        let mut stored = StoredObjects::default();
+        for object in self.objects_below(names.root()).await? {
+            stored.add(&names, &object);
+        }
+        Ok(stored)
+    }
+
+    async fn put(&self, path: &Path, content: Bytes) -> Result<()> {
+        let put = self.objects.put(path, content.into()).await;
+        put.map(drop).map_err(|error| unavailable(&self.bucket, error))
+    }
+
+    /// Reads an object of `bytes` bytes; `None` if there is none, or if it has another length.
+    async fn get(&self, path: &Path, bytes: u64) -> Result<Option<Bytes>> {
+        let found = match self.objects.get(path).await {
+            Err(error) if error::is_missing_object(&error) => return Ok(None),
+            found => found.map_err(|error| unavailable(&self.bucket, error))?,
+        };
+        if found.meta.size != bytes {
+            return Ok(None);
+        }
+        let content = found.bytes().await.map_err(|error| unavailable(&self.bucket, error))?;
+        Ok(Some(content).filter(|content| content.len() as u64 == bytes))
+    }
+
+    async fn delete(&self, paths: Vec<Path>) -> Result<()> {
+        let paths = futures::stream::iter(paths.into_iter().map(Ok)).boxed();
+        let mut deleted = self.objects.delete_stream(paths);
+        while let Some(deleted) = deleted.next().await {
+            match deleted {
+                Err(error) if !error::is_missing_object(&error) => return Err(unavailable(&self.bucket, error)),
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Finds a complete blob; `None` if it is not complete.
+    async fn complete(&self, blob: &BlobAddress) -> Result<Option<CompleteBlob>> {
+        let names = self.names(blob);
+        let Some(object) = self.objects_below(&names.complete_dir()).await?.into_iter().next() else {
+            return Ok(None);
+        };
+        let bytes = names.complete_bytes(&object.location).ok_or_else(|| changed(&self.bucket, &object.location))?;
+        let content = self.get(&object.location, WindowHashes::encoded_bytes(bytes)).await?;
+        let hashes = content.and_then(|content| WindowHashes::decode(&content, bytes));
+        let hashes = hashes.filter(|hashes| super::is_digest_of(&blob.1, &hashes.root()));
+        let hashes = hashes.ok_or_else(|| changed(&self.bucket, &object.location))?;
+        Ok(Some(CompleteBlob { bytes, hashes, last_use: object.last_modified.into() }))
+    }
+
+    /// Finds a complete blob and marks it as used now.
+    async fn used(&self, blob: &BlobAddress) -> Result<Option<CompleteBlob>> {
+        let Some(complete) = self.complete(blob).await? else { return Ok(None) };
+        let age = SystemTime::now().duration_since(complete.last_use).unwrap_or_default();
+        if age > TOUCH_INTERVAL {
+            self.put(&self.names(blob).complete(complete.bytes), complete.hashes.encode()).await?;
+        }
+        Ok(Some(complete))
+    }
+
+    /// Completes a blob whose windows are all stored, and removes what was needed for its upload only.
+    async fn publish(&self, blob: &BlobAddress, bytes: u64, hashes: &WindowHashes) -> Result<()> {
+        let names = self.names(blob);
+        self.put(&names.complete(bytes), hashes.encode()).await?;
+        self.inventory.add(blob, bytes, bytes);
+        let kept = |path: &Path| *path == names.complete(bytes) || names.is_window_of(path, hashes);
+        let remove = async {
+            let objects = self.objects_below(names.root()).await?;
+            let others = objects.into_iter().map(|object| object.location).filter(|path| !kept(path));
+            self.delete(others.collect()).await
+        };
+        if let Err(error) = remove.await {
+            // They are removed together with the blob.
+            tracing::debug!("can't remove the announcement of an upload: {error}");
+        }
+        Ok(())
+    }
+}
+
+#[async_trait]
+impl BlobStorage for BucketStorage {
+    async fn namespaces(&self) -> Result<Vec<LabelName>> {
+        let listed = self.objects.list_with_delimiter(Some(&self.prefix)).await;
+        let listed = listed.map_err(|error| unavailable(&self.bucket, error))?;
+        let names = listed.common_prefixes.iter().filter_map(|path| path.parts().next_back());
+        Ok(names.filter_map(|name| LabelName::new(name.as_ref()).ok()).collect())
+    }
+
+    async fn list(&self, namespace: &LabelName) -> Result<Vec<StoredBlob>> {
+        if let Some(known) = self.inventory.fresh(namespace) {
+            return Ok(known);
+        }
+        let dir = self.prefix.clone().join(namespace.as_str());
+        let objects = self.objects_below(&dir).await?;
+        Ok(self.inventory.update(namespace, names::group(&self.prefix, namespace, objects)))
+    }
+
+    async fn touch(&self, blob: &BlobAddress) -> Result<Option<u64>> {
+        Ok(self.used(blob).await?.map(|complete| complete.bytes))
+    }
+
+    async fn open(&self, blob: &BlobAddress) -> Result<Option<Box<dyn BlobReader>>> {
+        let Some(CompleteBlob { bytes, hashes, .. }) = self.used(blob).await? else { return Ok(None) };
+        Ok(Some(Box::new(WindowReader { storage: self.clone(), names: self.names(blob), bytes, hashes })))
+    }
+
+    async fn has_part(&self, blob: &BlobAddress) -> Result<bool> {
+        Ok(!self.objects_below(self.names(blob).root()).await?.is_empty())
+    }
+
+    async fn begin_upload(
+        &self,
+        blob: &BlobAddress,
+        bytes: u64,
+        received: ReceivedBytes,
+    ) -> Result<Box<dyn BlobUpload>> {
+        Ok(Box::new(BucketUpload::begin(self.clone(), blob.clone(), bytes, received).await?))
+    }
+
+    async fn remove(&self, blob: &BlobAddress) -> Result<bool> {
+        let names = self.names(blob);
+        self.inventory.removed(blob);
+        let mut paths: Vec<Path> =
+            self.objects_below(names.root()).await?.into_iter().map(|object| object.location).collect();
+        let exists = !paths.is_empty();
+        // Without its hashes it is no blob any more. What is left of it after a failure is found by the next call.
+        let complete = paths.iter().position(|path| names.complete_bytes(path).is_some());
+        if let Some(at) = complete {
+            self.delete(vec![paths.swap_remove(at)]).await?;
+        }
+        self.delete(paths).await?;
+        Ok(exists)
+    }
+}
