@@ -10,9 +10,10 @@ import pytest
 from blake3 import blake3
 
 import millrace.appliance
-from conftest import JOBS, Handler, Server, job, problem
+from conftest import JOBS, Handler, Server, dropped, job, problem
 from millrace import Appliance, errors, uploads
 from millrace.errors import UploadError
+from millrace.progress import ByteProgress
 
 BLOBS = "/v1/namespaces/default/blobs"
 PARAMS = {"model": {"graph": "net.json"}, "train_input": {"data_dir": "data"}}
@@ -100,6 +101,43 @@ def test_plan_of_much_data_uploads_only_the_graph(
     monkeypatch.setattr(millrace.appliance, "_MAX_CHECKED_BYTES", 15)
     appliance.plan(PARAMS)
     assert set(store.announced) == {address(content) for content in files.values()}
+
+
+def test_interrupted_part_continues_within_it(
+    server: Server, appliance: Appliance, files: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A part that is interrupted, or longer than a proxy permits, continues at the byte that has arrived."""
+    monkeypatch.setattr(uploads, "_PART_BYTES", 100)
+    monkeypatch.setattr(uploads, "_SMALL_PART_BYTES", 5)
+    store, digest = Store(server), address(files["data/x.npy"])
+    server.on("POST", JOBS, job(None))
+    lengths = []
+
+    def answer(handler: Handler) -> None:
+        body = handler.request_read.body
+        lengths.append((int(handler.request_read.query["offset"]), len(body)))
+        if len(body) > 5:
+            problem(413, "PayloadTooLarge", "limit of 5 bytes")(handler)
+        elif lengths.count((0, 5)) == len(lengths) - 1:
+            # Three bytes arrive, then the connection breaks.
+            store.received[digest] += body[:3]
+            dropped(handler)
+        else:
+            store.append(handler)
+
+    announce = store.announce
+
+    def announce_part(handler: Handler) -> None:
+        announce(handler)
+        server.on("PATCH", f"{BLOBS}/{digest}", answer)
+
+    server.on("POST", BLOBS, announce_part)
+    shown: list[int] = []
+    monkeypatch.setattr(ByteProgress, "_advance", lambda _, by: shown.append(by))
+    appliance.train(PARAMS)
+    assert store.received[digest] == files["data/x.npy"]
+    assert lengths == [(0, 10), (0, 5), (3, 5), (8, 2)]
+    assert sum(shown) == sum(len(content) for content in files.values())
 
 
 def test_upload_continues_where_another_one_is(

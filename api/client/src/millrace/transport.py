@@ -1,6 +1,7 @@
 """HTTP requests, downloads and event streams that survive unreliable connections. Knows nothing of jobs.
 
     request   one request and its whole response; retried
+    send      one request with a body in pieces; not retried
     download  a response body in pieces, from an offset
     events    server-sent events, resumed by Last-Event-ID
     results   server-sent events with the parts of one result, which can't be resumed
@@ -117,7 +118,29 @@ class Transport:
 
     def json(self, method: str, path: str, **request: Any) -> Any:
         """Sends a request and returns the JSON of the response."""
-        response = self.request(method, path, **request)
+        return self._parse(self.request(method, path, **request))
+
+    def send(
+        self,
+        method: str,
+        path: str,
+        *,
+        params: Params | None = None,
+        headers: Mapping[str, str],
+        content: Iterator[bytes],
+    ) -> Any:
+        """Sends a body in pieces, once, and returns the JSON of the response.
+
+        Raises httpx.HTTPError or ApplianceError, for the caller's `retrying` loop.
+        """
+        response = self._open_client().request(
+            method, path, params=_given(params), headers=headers, content=content
+        )
+        if not response.is_success:
+            raise _error(response)
+        return self._parse(response)
+
+    def _parse(self, response: httpx.Response) -> Any:
         try:
             return response.json()
         except ValueError as error:
