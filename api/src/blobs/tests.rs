@@ -293,7 +293,7 @@ async fn content_with_another_digest_is_removed_from_the_bucket() {
 }
 
 #[tokio::test]
-async fn upload_completes_after_the_server_ended_before_its_last_object() {
+async fn upload_without_its_last_object_is_completed() {
     let (case, content) = (BucketCase::new(), windows());
     case.upload(&case.store(1 << 30), &content).await;
     let complete = case.names().await.into_iter().find(|name| name.as_ref().contains("/complete/")).unwrap();

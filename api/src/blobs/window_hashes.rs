@@ -11,8 +11,8 @@
 //! BLAKE3 is a tree over chunks of 1 KiB. A window of [`WINDOW_BYTES`], a power of two, is a complete subtree, so its
 //! node depends on its content and position only.
 //!
-//! * [`WindowHashes::root`] is the digest of the blob if each hash is that of the window. So each window can be verified
-//!   without the others.
+//! * [`WindowHashes::root`] is the digest of the blob if each hash is that of the window. So each window can be
+//!   verified without the others.
 
 use blake3::hazmat::{ChainingValue, HasherExt as _, Mode, merge_subtrees_non_root, merge_subtrees_root};
 use blake3::{Hash, Hasher, OUT_LEN};

@@ -63,8 +63,8 @@ impl BucketUpload {
         self.hashes.count() == window_count(self.bytes)
     }
 
-    /// Completes the blob, whose windows are all stored. If it has another digest, all of it is removed, and the error is
-    /// [`ErrorReason::Invalid`].
+    /// Completes the blob, whose windows are all stored. If it has another digest, all of it is removed, and the error
+    /// is [`ErrorReason::Invalid`].
     async fn complete(&mut self) -> Result<()> {
         let root = self.hashes.root();
         if !is_digest_of(&self.blob.1, &root) {

@@ -1,8 +1,8 @@
 //! The key `model.pretrain_params_path` of the zoo's TensorFlow files: another params file, whose model a fine-tuning
 //! continues. Its section `model` has the values of all keys that the own section lacks.
 //!
-//! Only a program that reads the params from a file, or gets them with the files that they name, can read the other one.
-//! Everywhere else the key is rejected.
+//! Only a program that reads the params from a file, or receives them with the files that they name, can read the other
+//! one. Everywhere else the key is rejected.
 
 use crate::error::{ParamsError, ParamsProblem, ParamsProblemKind};
 use crate::yaml::{MapEntry, YamlNode, YamlValue, parse};
