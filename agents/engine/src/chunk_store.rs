@@ -19,6 +19,7 @@
 //!   [`ChunkStore::begin_snapshot`]; the other writes the snapshot.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError, RwLock};
+use std::time::Duration;
 
 use millrace_emulator::plan::ChunkId;
 
@@ -286,12 +287,11 @@ impl<A: ChunkOps> ChunkStore<A> {
         self.copy_returned.notify_one();
     }
 
-    /// Waits until a copy is free. Only the thread that reads may wait, so that it can take the copy.
-    pub fn wait_for_copy(&self) {
-        let mut free = lock(&self.free_copies);
-        while *free == 0 {
-            free = self.copy_returned.wait(free).unwrap_or_else(PoisonError::into_inner);
-        }
+    /// Waits until a copy is free, at most for `timeout`; returns whether one is. Only the thread that reads may wait,
+    /// so that it can take the copy.
+    pub fn wait_for_copy(&self, timeout: Duration) -> bool {
+        let free = self.copy_returned.wait_timeout_while(lock(&self.free_copies), timeout, |free| *free == 0);
+        *free.unwrap_or_else(PoisonError::into_inner).0 > 0
     }
 }
 

@@ -1,4 +1,4 @@
-//! Tests of a full disk: model_dir is on a file system of less than 2 MiB, in the test's own mount namespace.
+//! Tests of storage that fails: model_dir is on a small file system, in the test's own mount namespace.
 
 use std::fs;
 use std::path::Path;
@@ -111,6 +111,34 @@ fn run_survives_temporarily_full_disk() {
     assert_eq!(journal.skipped(), 0);
     place.succeed("train -p params.yaml -o roomy --num_csx 1");
     assert_eq!(place.result("kept", 300), place.result("roomy", 300));
+}
+
+/// For some time, model_dir is another, read-only directory for everything that is opened there.
+#[test]
+fn run_survives_temporarily_read_only_model_dir() {
+    if !may_mount("run_survives_temporarily_read_only_model_dir") {
+        return;
+    }
+    let place = TestDir::new();
+    place.params("params.yaml", &[("max_steps: 6", "max_steps: 300\n    checkpoint_steps: 100")]);
+    let train = "mkdir shadow
+        ($agent train -p params.yaml -o m --num_csx 2 > out 2> err; echo $? > code) &
+        until [ -s m/metrics.jsonl ] || [ -s code ]; do sleep 0.01; done
+        mount --bind m shadow && mount -o remount,bind,ro shadow && mount --bind shadow m || exit 98
+        until grep -q 'retrying in 2 s' err || [ -s code ]; do sleep 0.05; done
+        umount m
+        wait
+        ended=$(cat code); cat out; cat err >&2";
+    let ended = train_on_a_small_disk(&place, 8000, train);
+    let of = format!("{}\n{}", ended.stdout, ended.stderr);
+    assert_eq!(ended.code(), 0, "{of}");
+    let warning = ended.stderr.lines().find(|line| line.contains("could not be written"));
+    let warning = warning.unwrap_or_else(|| panic!("{of}"));
+    assert!(warning.contains("Read-only file system") && warning.contains("retrying in 1 s"), "{warning}");
+    assert!(ended.stdout.contains("Checkpoints are written again."), "{of}");
+    place.succeed("checkpoint verify kept/checkpoint_300");
+    place.succeed("train -p params.yaml -o writable --num_csx 1");
+    assert_eq!(place.result("kept", 300), place.result("writable", 300));
 }
 
 /// The disk is full when the run begins, and has room a little later.

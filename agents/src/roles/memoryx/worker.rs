@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use millrace_emulator::plan::{ChunkId, PlanHash};
@@ -20,6 +21,11 @@ use super::store::ShardStore;
 use crate::error::AgentError;
 use crate::links::LinkSender;
 use crate::roles::work_queue::WorkReceiver;
+
+/// How long the thread of an abandoned snapshot has to end: it may be writing a chunk.
+const WRITER_END_TIMEOUT: Duration = Duration::from_millis(200);
+/// Why a snapshot was abandoned.
+const STUCK_STORAGE: &str = "the storage of model_dir does not accept data; training continues without the checkpoint";
 
 /// Work for the store's thread.
 pub enum StoreTask {
@@ -111,8 +117,8 @@ pub struct StoreWorker {
     plan: PlanHash,
     /// Memory for the weights that the shard sends.
     memory: SharedMemory,
-    /// The thread that writes the last snapshot.
-    writer: Option<JoinHandle<()>>,
+    /// The last snapshot, and the thread that writes it.
+    writer: Option<(SnapshotRequest, JoinHandle<()>)>,
 }
 
 impl StoreWorker {
@@ -136,6 +142,11 @@ impl StoreWorker {
             if let Err(error) = self.work(job) {
                 let _ = self.done.send(StoreTaskResult::Failed(error));
                 return;
+            }
+            if self.store.take_storage_stuck()
+                && let Some((snapshot, _)) = &self.writer
+            {
+                self.report_failed_snapshot(snapshot.clone(), &AgentError::local(STUCK_STORAGE));
             }
         }
     }
@@ -165,11 +176,13 @@ impl StoreWorker {
 
     /// Marks the chunks, so that no later update gets into the snapshot, and writes them on another thread.
     fn snapshot(&mut self, snapshot: SnapshotRequest) {
-        if let Some(writer) = self.writer.take() {
-            // Only a snapshot of a lost coordinator can still be in progress, because a coordinator requests one at a
-            // time.
+        if let Some((_, writer)) = &self.writer {
+            // A coordinator requests one snapshot at a time. Only that of a lost coordinator, or one whose storage is
+            // stuck, can still be in progress. Its thread must not take chunks of the next one.
             self.store.abandon_snapshot();
-            let _ = writer.join();
+            if !has_ended_within(writer, WRITER_END_TIMEOUT) {
+                return self.report_failed_snapshot(snapshot, &AgentError::local(STUCK_STORAGE));
+            }
         }
         let cursor = self.store.begin_snapshot(snapshot.step);
         let (store, done, ordered) = (self.store.clone(), self.done.clone(), snapshot.clone());
@@ -181,14 +194,27 @@ impl StoreWorker {
             let _ = done.send(StoreTaskResult::Snapshot { snapshot, report });
         };
         match spawn("snapshot", write) {
-            Ok(writer) => self.writer = Some(writer),
+            Ok(writer) => self.writer = Some((ordered, writer)),
             Err(failure) => {
                 self.store.abandon_snapshot();
-                let report = not_written(&ordered, &failure);
-                let _ = self.done.send(StoreTaskResult::Snapshot { snapshot: ordered, report });
+                self.report_failed_snapshot(ordered, &failure);
             }
         }
     }
+
+    fn report_failed_snapshot(&self, snapshot: SnapshotRequest, failure: &AgentError) {
+        let report = not_written(&snapshot, failure);
+        let _ = self.done.send(StoreTaskResult::Snapshot { snapshot, report });
+    }
+}
+
+/// Waits for the end of a thread, at most for `timeout`; returns whether it has ended.
+fn has_ended_within(thread: &JoinHandle<()>, timeout: Duration) -> bool {
+    let deadline = Instant::now() + timeout;
+    while !thread.is_finished() && Instant::now() < deadline {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    thread.is_finished()
 }
 
 fn not_written(snapshot: &SnapshotRequest, failure: &AgentError) -> AgentReport {

@@ -178,10 +178,16 @@ impl CoordinatorDriver {
         });
     }
 
+    /// Removes the files that the shards have written, on another thread: the storage may be slow.
+    pub(super) fn discard_staging(&mut self) {
+        if let Some(staging) = self.staging.take() {
+            tokio::task::spawn_blocking(move || drop(staging));
+        }
+    }
+
     /// Decides how to continue after a checkpoint that could not be written.
     pub(super) fn on_save_failure(&mut self, save: SaveFailure) -> Result<(), AgentError> {
-        // Dropping the staging directory removes the files that the shards have written.
-        self.staging = None;
+        self.discard_staging();
         let failure = save.failure();
         let last = self.machine.as_ref().is_some_and(Coordinator::is_awaiting_checkpoint);
         let follows = match self.save_timer.failed(last, Instant::now()) {

@@ -369,15 +369,14 @@ impl CoordinatorDriver {
                 self.on_save_failure(SaveFailure { step, reason, agent, cause })?;
             }
             CoordinatorCommand::ReportRestore { shard, from, to } => {
-                // Dropping the staging directory removes the files that the other shards have written.
-                self.staging = None;
+                self.discard_staging();
                 self.reporter.restored(shard, from, to);
             }
             CoordinatorCommand::FindCheckpoint { agent, path, reason, cause } => {
                 self.find_checkpoint(agent, &path, reason, cause)?;
             }
             CoordinatorCommand::ReportFallback { from, to } => {
-                self.staging = None;
+                self.discard_staging();
                 self.reporter.fell_back(from, to);
             }
             CoordinatorCommand::Epoch { epoch, placement } => {

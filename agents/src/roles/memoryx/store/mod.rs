@@ -11,6 +11,8 @@ mod load;
 mod masks;
 
 use std::ops::Range;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use bytes::Bytes;
 use millrace_checkpoint::{Moments, RangeWriter, Section};
@@ -33,6 +35,9 @@ use crate::error::AgentError;
 
 /// Maximum chunk copies that wait for the disk: 16 chunks of 3 MiB (2^18 elements of weights and two moments in f32).
 const MAX_SNAPSHOT_COPIES: usize = 16;
+/// How long an update waits for storage that accepts nothing, until the snapshot is abandoned: half of the time after
+/// which the store's thread counts as stuck.
+const SNAPSHOT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Elements between the arrays of a chunk. If w, m, v and g are at distances that are powers of two, they evict each
 /// other from the caches, and an update takes several times as long.
 const ARRAY_STAGGER_ELEMENTS: usize = 272;
@@ -217,6 +222,9 @@ impl OptimizerOps {
 pub struct ShardStore {
     chunks: chunk_store::ChunkStore<OptimizerOps>,
     stall: StallClock,
+    snapshot_timeout: Duration,
+    /// Whether the snapshot was abandoned because its storage accepted nothing.
+    is_storage_stuck: AtomicBool,
 }
 
 impl ShardStore {
@@ -244,7 +252,12 @@ impl ShardStore {
         let cells: Vec<_> = (0..plan.chunks.len()).map(numbers).collect();
         let largest = (0..plan.chunks.len()).map(|chunk| plan.chunks_updated_with(chunk).len()).max().unwrap_or(1);
         let copies = (MAX_SNAPSHOT_COPIES / largest.max(1)).max(1);
-        Ok(Self { chunks: chunk_store::ChunkStore::new(arithmetic, cells, copies), stall })
+        Ok(Self {
+            chunks: chunk_store::ChunkStore::new(arithmetic, cells, copies),
+            stall,
+            snapshot_timeout: SNAPSHOT_TIMEOUT,
+            is_storage_stuck: AtomicBool::new(false),
+        })
     }
 
     fn ops(&self) -> &OptimizerOps {
@@ -313,15 +326,24 @@ impl ShardStore {
         self.wait_for_copies(|| self.chunks.read(cell, |_| ()))
     }
 
-    /// Repeats `read` until a snapshot has a free copy for it.
+    /// Repeats `read` until a snapshot has a free copy for it. Abandons a snapshot whose storage accepts nothing, so that
+    /// training continues; see [`ShardStore::take_storage_stuck`].
     fn wait_for_copies<T>(&self, read: impl Fn() -> Result<Option<T>, StoreError>) -> Result<T, StoreError> {
         loop {
             if let Some(value) = read()? {
                 return Ok(value);
             }
             let _waiting = self.stall.start(StallReason::Snapshot);
-            self.chunks.wait_for_copy();
+            if !self.chunks.wait_for_copy(self.snapshot_timeout) {
+                self.is_storage_stuck.store(true, Ordering::Relaxed);
+                self.abandon_snapshot();
+            }
         }
+    }
+
+    /// Returns whether the snapshot was abandoned since the last call, because its storage accepted nothing.
+    pub fn take_storage_stuck(&self) -> bool {
+        self.is_storage_stuck.swap(false, Ordering::Relaxed)
     }
 
     /// Marks every chunk for a snapshot of `step`. Must be called before the next iteration is opened.

@@ -403,6 +403,20 @@ fn commit_during_a_snapshot_does_not_change_it() {
     assert!(rest_of(&store, snapshot) == expected, "the snapshot of step 1 has numbers of step 2");
 }
 
+/// The snapshot is abandoned instead, and the next one is complete.
+#[test]
+fn update_does_not_wait_for_storage_that_accepts_nothing() {
+    let store = ShardStore { snapshot_timeout: Duration::from_millis(10), ..small_store() };
+    train(&store, 1);
+    let mut stuck = store.begin_snapshot(1);
+    train(&store, 2);
+    assert!(!store.take_storage_stuck(), "no chunk was updated yet");
+    train(&store, 3);
+    assert!(store.take_storage_stuck() && !store.take_storage_stuck());
+    assert!(matches!(stuck.next(&store.chunks), Err(StoreError::NotInSnapshot { .. })));
+    assert_eq!(rest_of(&store, store.begin_snapshot(3)).len(), store.chunks.owned_chunks().count());
+}
+
 /// A replica continues with the bits of the one that it copied.
 #[test]
 fn copied_cells_have_the_same_bits() {
