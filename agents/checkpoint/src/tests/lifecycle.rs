@@ -210,7 +210,7 @@ fn rewritten_step_replaces_the_old_and_leftovers_are_removed() {
 
 /// What a shard has written through open files is lost if storage with other files was mounted in their place.
 #[test]
-fn files_that_were_replaced_while_they_were_written_are_rejected() {
+fn files_replaced_while_being_written_are_rejected() {
     let (dir, plan, moments) = (tempfile::tempdir().unwrap(), plan(), Moments::none());
     let lock = lock(dir.path());
     let replace: [fn(&Path); 3] = [

@@ -326,8 +326,8 @@ impl ShardStore {
         self.wait_for_copies(|| self.chunks.read(cell, |_| ()))
     }
 
-    /// Repeats `read` until a snapshot has a free copy for it. Abandons a snapshot whose storage accepts nothing, so that
-    /// training continues; see [`ShardStore::take_storage_stuck`].
+    /// Repeats `read` until a snapshot has a free copy for it. Abandons a snapshot whose storage accepts nothing, so
+    /// that training continues; see [`ShardStore::take_storage_stuck`].
     fn wait_for_copies<T>(&self, read: impl Fn() -> Result<Option<T>, StoreError>) -> Result<T, StoreError> {
         loop {
             if let Some(value) = read()? {
