@@ -1,9 +1,11 @@
 //! The thread that processes the chunk store, and the thread that writes a snapshot.
 
+use std::convert::Infallible;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use bytes::Bytes;
 use millrace_emulator::plan::{ChunkId, PlanHash};
@@ -117,8 +119,22 @@ pub struct StoreWorker {
     plan: PlanHash,
     /// Memory for the weights that the shard sends.
     memory: SharedMemory,
-    /// The last snapshot, and the thread that writes it.
-    writer: Option<(SnapshotRequest, JoinHandle<()>)>,
+    /// The thread that writes the last snapshot.
+    writer: Option<SnapshotWriter>,
+}
+
+/// The thread that writes a snapshot.
+struct SnapshotWriter {
+    snapshot: SnapshotRequest,
+    /// Receives nothing; its sender is dropped when the thread ends.
+    ended: Receiver<Infallible>,
+}
+
+impl SnapshotWriter {
+    /// Waits for the end of the thread, at most for `timeout`; returns whether it has ended.
+    fn has_ended_within(&self, timeout: Duration) -> bool {
+        self.ended.recv_timeout(timeout) == Err(RecvTimeoutError::Disconnected)
+    }
 }
 
 impl StoreWorker {
@@ -144,7 +160,7 @@ impl StoreWorker {
                 return;
             }
             if self.store.take_storage_stuck()
-                && let Some((snapshot, _)) = &self.writer
+                && let Some(SnapshotWriter { snapshot, .. }) = &self.writer
             {
                 self.report_failed_snapshot(snapshot.clone(), &AgentError::local(STUCK_STORAGE));
             }
@@ -176,17 +192,19 @@ impl StoreWorker {
 
     /// Marks the chunks, so that no later update gets into the snapshot, and writes them on another thread.
     fn snapshot(&mut self, snapshot: SnapshotRequest) {
-        if let Some((_, writer)) = &self.writer {
+        if let Some(writer) = &self.writer {
             // A coordinator requests one snapshot at a time. Only that of a lost coordinator, or one whose storage is
             // stuck, can still be in progress. Its thread must not take chunks of the next one.
             self.store.abandon_snapshot();
-            if !has_ended_within(writer, WRITER_END_TIMEOUT) {
+            if !writer.has_ended_within(WRITER_END_TIMEOUT) {
                 return self.report_failed_snapshot(snapshot, &AgentError::local(STUCK_STORAGE));
             }
         }
         let cursor = self.store.begin_snapshot(snapshot.step);
         let (store, done, ordered) = (self.store.clone(), self.done.clone(), snapshot.clone());
+        let (running, ended) = channel();
         let write = move || {
+            let _running: Sender<Infallible> = running;
             let report = match store.write_snapshot(cursor, &snapshot.path) {
                 Ok(digests) => AgentReport::Written { snapshot: snapshot.clone(), digests },
                 Err(failure) => not_written(&snapshot, &failure),
@@ -194,7 +212,7 @@ impl StoreWorker {
             let _ = done.send(StoreTaskResult::Snapshot { snapshot, report });
         };
         match spawn("snapshot", write) {
-            Ok(writer) => self.writer = Some((ordered, writer)),
+            Ok(_) => self.writer = Some(SnapshotWriter { snapshot: ordered, ended }),
             Err(failure) => {
                 self.store.abandon_snapshot();
                 self.report_failed_snapshot(ordered, &failure);
@@ -206,15 +224,6 @@ impl StoreWorker {
         let report = not_written(&snapshot, failure);
         let _ = self.done.send(StoreTaskResult::Snapshot { snapshot, report });
     }
-}
-
-/// Waits for the end of a thread, at most for `timeout`; returns whether it has ended.
-fn has_ended_within(thread: &JoinHandle<()>, timeout: Duration) -> bool {
-    let deadline = Instant::now() + timeout;
-    while !thread.is_finished() && Instant::now() < deadline {
-        std::thread::sleep(Duration::from_millis(1));
-    }
-    thread.is_finished()
 }
 
 fn not_written(snapshot: &SnapshotRequest, failure: &AgentError) -> AgentReport {
