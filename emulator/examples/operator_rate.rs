@@ -61,6 +61,7 @@ fn attention_rate(
         relative: None,
         key_mask: None,
         spans: None,
+        earlier: None,
         dropout,
         sample_keys: &sample_keys,
     };

@@ -1,6 +1,8 @@
-//! `(qkv [rows x 3H], mask i32 [rows]?) -> [rows x H]`: attention of each row to all rows, in both directions; columns
-//! are queries, keys and values, each divided into heads of the same width. No row attends to one whose integer in the
-//! mask is 0. A row that attends to none gets 0.
+//! `(qkv [rows x 3H], mask i32 [rows]?; spans, positions i32 [rows]?) -> [rows x H]`: attention of each row to all
+//! rows, in both directions; columns are queries, keys and values, each divided into heads of the same width. No row
+//! attends to one whose integer in the mask is 0. A row that attends to none gets 0. With spans and positions,
+//! `spans[i]` rows after row i and `positions[i]` rows before it attend to it, so that sequences in one sample do not
+//! see each other.
 
 use serde::{Deserialize, Serialize};
 
@@ -30,15 +32,22 @@ impl Attention {
 
 impl Operator for Attention {
     fn output(&self, io: &Signature<'_>) -> Result<Option<Shape>, OpError> {
-        let qkv = if io.inputs.len() == 1 {
-            io.inputs([DType::F32])?[0]
-        } else {
-            let [qkv, mask] = io.inputs([DType::F32, DType::I32])?;
-            if mask != qkv.one_integer_per_row() {
-                return Err(OpError::input_shape(1, qkv.one_integer_per_row(), mask));
+        let (qkv, integers) = match io.inputs.len() {
+            1 => (io.inputs([DType::F32])?[0], Vec::new()),
+            2 => {
+                let [qkv, mask] = io.inputs([DType::F32, DType::I32])?;
+                (qkv, vec![mask])
             }
-            qkv
+            _ => {
+                let [qkv, rest @ ..] = io.inputs([DType::F32, DType::I32, DType::I32, DType::I32])?;
+                (qkv, rest.to_vec())
+            }
         };
+        for (input, found) in (1..).zip(integers) {
+            if found != qkv.one_integer_per_row() {
+                return Err(OpError::input_shape(input, qkv.one_integer_per_row(), found));
+            }
+        }
         if qkv.dimensions().len() != 2 {
             return Err(OpError::NotASequence { input: 0, found: qkv.to_string() });
         }
@@ -57,7 +66,11 @@ impl Operator for Attention {
 
     fn saved(&self, io: &Signature<'_>) -> SavedForBackward {
         let (rows, _) = io.input(0);
-        let inputs: &[usize] = if io.inputs.len() == 1 { &[0] } else { &[0, 1] };
+        let inputs: &[usize] = match io.inputs.len() {
+            1 => &[0],
+            2 => &[0, 1],
+            _ => &[0, 1, 2, 3],
+        };
         SavedForBackward { inputs, output: true, floats: rows * self.heads as u64 }
     }
 
@@ -77,7 +90,7 @@ mod run {
     use crate::kernels::attention::{self, AttentionParams, Qkv, QkvGradient};
     use crate::numerics::random::DropoutMask;
     use crate::ops::execute::{
-        self, BackwardArgs, Executor, ForwardArgs, NodeShape, OperatorContext, OperatorInput, TargetMut,
+        self, BackwardArgs, Executor, ForwardArgs, MAX_INPUTS, NodeShape, OperatorContext, OperatorInput, TargetMut,
         UnsupportedOperator,
     };
 
@@ -85,7 +98,7 @@ mod run {
         fn kernel<'a>(
             &self,
             shape: &NodeShape,
-            mask: OperatorInput<'a>,
+            [_, mask, spans, positions]: [OperatorInput<'a>; MAX_INPUTS],
             context: &OperatorContext<'a>,
         ) -> AttentionParams<'a> {
             let dropout = DropoutMask::new(f64::from(self.dropout)).filter(|mask| context.training && !mask.is_off());
@@ -104,7 +117,8 @@ mod run {
                 softcap: None,
                 relative: None,
                 key_mask: (shape.inputs.len() > 1).then(|| mask.integers()),
-                spans: None,
+                spans: (shape.inputs.len() > 2).then(|| spans.integers()),
+                earlier: (shape.inputs.len() > 2).then(|| positions.integers()),
                 dropout,
                 sample_keys: context.keys,
             }
@@ -117,17 +131,15 @@ mod run {
         }
 
         fn forward(&self, context: &mut OperatorContext<'_>, io: ForwardArgs<'_>) {
-            let [qkv, mask, ..] = io.inputs;
-            let params = self.kernel(io.shape, mask, context);
-            let qkv = Qkv::packed(&params, qkv.values());
+            let params = self.kernel(io.shape, io.inputs, context);
+            let qkv = Qkv::packed(&params, io.inputs[0].values());
             attention::forward(context.cx, &params, qkv, io.output, io.extra, context.attention);
         }
 
         fn backward(&self, context: &mut OperatorContext<'_>, io: BackwardArgs<'_>) {
             let [TargetMut::Memory(dqkv, _), ..] = io.targets else { return };
-            let [qkv, mask, ..] = io.inputs;
-            let params = self.kernel(io.shape, mask, context);
-            let (qkv, dqkv) = (Qkv::packed(&params, qkv.values()), QkvGradient::Together(dqkv));
+            let params = self.kernel(io.shape, io.inputs, context);
+            let (qkv, dqkv) = (Qkv::packed(&params, io.inputs[0].values()), QkvGradient::Together(dqkv));
             let (out, dout, workspace) = (io.output, io.gradient, &mut *context.attention);
             attention::backward(context.cx, &params, qkv, out, io.extra, dout, dqkv, io.scratch, workspace);
         }
@@ -149,12 +161,17 @@ mod tests {
             let (width, rows) = (columns / 3, qkv.len() / columns);
             let dim = width / self.heads;
             let part = |row: usize, part: usize, head: usize| &qkv[row * columns + part * width + head * dim..][..dim];
-            let attends = |key: usize| args.inputs.get(1).is_none_or(|mask| mask[key] != 0.0);
+            let attends = |query: usize, key: usize| {
+                let is_within = |input: usize, distance: f64| args.inputs.get(input).is_none_or(|n| distance <= n[key]);
+                let distance = query as f64 - key as f64;
+                let is_token = args.inputs.get(1).is_none_or(|mask| mask[key] != 0.0);
+                is_token && (distance <= 0.0 || is_within(2, distance)) && (distance >= 0.0 || is_within(3, -distance))
+            };
             let mut out = vec![0.0; rows * width];
             for (head, query) in (0..self.heads).flat_map(|head| (0..rows).map(move |query| (head, query))) {
                 let score = |key: usize| {
                     let product: f64 = part(query, 0, head).iter().zip(part(key, 1, head)).map(|(q, k)| q * k).sum();
-                    attends(key).then_some(product * f64::from(self.scale))
+                    attends(query, key).then_some(product * f64::from(self.scale))
                 };
                 let exps: Vec<f64> = (0..rows).map(|key| score(key).map_or(0.0, f64::exp)).collect();
                 let sum: f64 = exps.iter().sum();
@@ -173,6 +190,9 @@ mod tests {
             vec![
                 accepts(attention(2), &[WIDE], &[], X),
                 accepts(attention(2), &[WIDE, TOKENS], &[], X),
+                accepts(attention(2), &[WIDE, TOKENS, TOKENS, TOKENS], &[], X),
+                rejects(attention(2), &[WIDE, TOKENS, TOKENS], &[], "4 values"),
+                rejects(attention(2), &[WIDE, TOKENS, TOKENS, Shape::integers(7)], &[], "input 3"),
                 rejects(attention(2), &[WIDE, Shape::integers(7)], &[], "input 1"),
                 rejects(attention(2), &[WIDE, X], &[], "type i32"),
                 rejects(attention(2), &[WIDE.row()], &[], "two dimensions"),
@@ -184,15 +204,16 @@ mod tests {
         }
 
         fn graphs() -> Vec<Graph> {
-            let build = |is_masked: bool| {
+            // A mask, and with it spans and positions, whose integers are 0 and 1 in tests.
+            let build = |integers: usize| {
                 TestGraph::build(|s, x| {
                     let qkv = s.linear(x, 3 * WIDTH, true);
-                    let mask = is_masked.then(|| s.integers(Shape::integers(ROWS)));
-                    let inputs: Vec<usize> = [qkv].into_iter().chain(mask).collect();
+                    let mut inputs = vec![qkv];
+                    inputs.extend((0..integers).map(|_| s.integers(Shape::integers(ROWS))));
                     s.node(Attention { heads: 3, scale: 0.6, dropout: 0.2 }, &inputs, &[])
                 })
             };
-            vec![build(false), build(true)]
+            vec![build(0), build(1), build(3)]
         }
     }
 }

@@ -155,6 +155,7 @@ mod run {
                 relative: None,
                 key_mask: None,
                 spans: (shape.inputs.len() > 1).then(|| spans.integers()),
+                earlier: None,
                 dropout,
                 sample_keys: keys,
             }

@@ -135,6 +135,7 @@ mod run {
                 relative: self.relative.map(|relative| relative.bias(table, !self.causal)),
                 key_mask: (shape.inputs.len() > 2).then(|| mask.integers()),
                 spans: None,
+                earlier: None,
                 dropout,
                 sample_keys: context.keys,
             }
@@ -147,7 +148,7 @@ mod run {
         }
 
         fn forward(&self, context: &mut OperatorContext<'_>, io: ForwardArgs<'_>) {
-            let [queries, keys, mask] = io.inputs;
+            let [queries, keys, mask, ..] = io.inputs;
             let params = self.kernel(io.shape, mask, io.weights.tensors[0], context);
             let layout = QkvLayout::separate(&params);
             let qkv = Qkv { queries: queries.values(), keys: keys.values(), layout };
@@ -156,7 +157,7 @@ mod run {
 
         fn backward(&self, context: &mut OperatorContext<'_>, io: BackwardArgs<'_>) {
             let [TargetMut::Memory(dqueries, _), TargetMut::Memory(dkeys, _), ..] = io.targets else { return };
-            let [queries, keys, mask] = io.inputs;
+            let [queries, keys, mask, ..] = io.inputs;
             let params = self.kernel(io.shape, mask, io.weights.tensors[0], context);
             let layout = QkvLayout::separate(&params);
             let qkv = Qkv { queries: queries.values(), keys: keys.values(), layout };

@@ -12,7 +12,9 @@ use crate::kernels::{Accumulate, Context, GemmWorkspace, PackedB};
 use crate::numerics::GEMM_INNER_BLOCK;
 
 /// Maximum inputs of an operator.
-pub const MAX_INPUTS: usize = 3;
+pub const MAX_INPUTS: usize = 4;
+/// Maximum inputs with a gradient, which are the first ones.
+pub const MAX_TARGETS: usize = 3;
 /// Maximum tensors of an operator.
 pub const MAX_PARAMS: usize = 2;
 
@@ -211,7 +213,7 @@ pub struct BackwardArgs<'a> {
     /// loss.
     pub gradient: &'a mut [f32],
     /// Destinations of the gradients of inputs.
-    pub targets: [TargetMut<'a>; MAX_INPUTS],
+    pub targets: [TargetMut<'a>; MAX_TARGETS],
     /// Destinations of the gradients of tensors. Those of a loss are all stored or all added.
     pub tensors: [Option<TensorGradient<'a>>; MAX_PARAMS],
 }

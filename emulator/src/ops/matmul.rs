@@ -117,7 +117,7 @@ mod run {
     impl Executor for Matmul {
         fn forward(&self, context: &mut OperatorContext<'_>, io: ForwardArgs<'_>) {
             let Sizes { batch, rows, inner, columns } = self.leaf_sizes(io.shape, context.samples);
-            let [a, b, _] = io.inputs.map(|input| input.values());
+            let [a, b, ..] = io.inputs.map(|input| input.values());
             let a = Stack { data: a, rows, columns: inner, is_transposed: self.transpose_a };
             let b = Stack { data: b, rows: inner, columns, is_transposed: self.transpose_b };
             for (index, y) in (0..batch).zip(io.output.chunks_exact_mut(rows * columns)) {
@@ -129,7 +129,7 @@ mod run {
         /// The gradient of A is dY·Bᵀ, that of B is Aᵀ·dY; a transposed operand has the transpose of its gradient.
         fn backward(&self, context: &mut OperatorContext<'_>, io: BackwardArgs<'_>) {
             let Sizes { batch, rows, inner, columns } = self.leaf_sizes(io.shape, context.samples);
-            let [a, b, _] = io.inputs.map(|input| input.values());
+            let [a, b, ..] = io.inputs.map(|input| input.values());
             let a = Stack { data: a, rows, columns: inner, is_transposed: self.transpose_a };
             let b = Stack { data: b, rows: inner, columns, is_transposed: self.transpose_b };
             let dy = Stack { data: io.gradient, rows, columns, is_transposed: false };

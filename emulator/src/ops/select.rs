@@ -45,8 +45,9 @@ mod run {
 
     impl Executor for Select {
         fn forward(&self, context: &mut OperatorContext<'_>, io: ForwardArgs<'_>) {
-            let data = io.inputs.map(|input| input.words());
-            strided::map(context.cx, views(io.shape, context.samples), data, io.output, |[condition, a, b], out| {
+            let [condition, a, b, ..] = io.inputs.map(|input| input.words());
+            let (views, data) = (views(io.shape, context.samples), [condition, a, b]);
+            strided::map(context.cx, views, data, io.output, |[condition, a, b], out| {
                 for (((out, condition), a), b) in out.iter_mut().zip(integers(condition)).zip(a).zip(b) {
                     *out = if *condition == 0 { *b } else { *a };
                 }

@@ -107,7 +107,7 @@ mod run {
 
     impl Executor for TokenDropout {
         fn forward(&self, context: &mut OperatorContext<'_>, io: ForwardArgs<'_>) {
-            let [x, tokens, mask] = io.inputs;
+            let [x, tokens, mask, ..] = io.inputs;
             if let OperatorInput::Values(x) = x {
                 io.output.copy_from_slice(x);
             }
@@ -115,7 +115,7 @@ mod run {
         }
 
         fn backward(&self, context: &mut OperatorContext<'_>, io: BackwardArgs<'_>) {
-            let [_, tokens, mask] = io.inputs;
+            let [_, tokens, mask, ..] = io.inputs;
             self.multiply(context, io.shape.columns(), tokens, mask, io.gradient);
         }
     }

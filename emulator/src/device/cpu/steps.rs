@@ -117,11 +117,11 @@ impl StepRunner<'_> {
     fn forward(&mut self, step: &ForwardStep, leaf: usize) {
         let node = step.node;
         let range = |storage: Option<StorageId>| self.range(storage, leaf);
-        let [a, b, c] = self.inputs(&step.inputs, leaf);
-        let ranges = [a, b, c, range(step.output), range(step.extra), range(step.scratch)];
-        let [a, b, c, output, extra, scratch] = split(self.arena, ranges);
+        let [a, b, c, d] = self.inputs(&step.inputs, leaf);
+        let ranges = [a, b, c, d, range(step.output), range(step.extra), range(step.scratch)];
+        let [a, b, c, d, output, extra, scratch] = split(self.arena, ranges);
         let shape = &self.operators.shapes[node];
-        let inputs = read(shape, &step.inputs, self.samples, (leaf, self.kind.leaves), [a, b, c]);
+        let inputs = read(shape, &step.inputs, self.samples, (leaf, self.kind.leaves), [a, b, c, d]);
         if let Some(fault) = first_outside(self.plan, self.operators, node, inputs, self.samples.leaves[leaf].leaf) {
             // Only an operator that computes numbers indexes a table.
             output.fill(f32::NAN);
@@ -155,7 +155,7 @@ impl StepRunner<'_> {
         let node = step.node;
         let range = |storage: Option<StorageId>| self.range(storage, leaf);
         let sources: &[InputSource] = if part == BackwardPart::ReplacedInput { &[] } else { &step.inputs };
-        let [a, b, c] = self.inputs(sources, leaf);
+        let [a, b, c, d] = self.inputs(sources, leaf);
         let target = |index: usize| match step.targets.get(index) {
             Some(GradientTarget::Replace(storage)) if part == BackwardPart::ReplacedInput => {
                 (self.range(Some(*storage), leaf), Some(Accumulate::Store))
@@ -166,10 +166,10 @@ impl StepRunner<'_> {
         };
         let [(first, first_mode), (second, second_mode), (third, third_mode)] = [target(0), target(1), target(2)];
         let [output, extra, scratch, gradient] = [step.output, step.extra, step.scratch, step.gradient].map(range);
-        let ranges = [a, b, c, output, extra, scratch, gradient, first, second, third];
-        let [a, b, c, output, extra, scratch, gradient, first, second, third] = split(self.arena, ranges);
+        let ranges = [a, b, c, d, output, extra, scratch, gradient, first, second, third];
+        let [a, b, c, d, output, extra, scratch, gradient, first, second, third] = split(self.arena, ranges);
         let shape = &self.operators.shapes[node];
-        let inputs = read(shape, sources, self.samples, (leaf, self.kind.leaves), [a, b, c]);
+        let inputs = read(shape, sources, self.samples, (leaf, self.kind.leaves), [a, b, c, d]);
         let weights = weights(self.plan, self.weights, self.packs, node);
         let mut context =
             operator_context(self.cx, self.training, self.seed, self.samples, self.kind, self.scratch, node, leaf);

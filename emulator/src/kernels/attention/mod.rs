@@ -69,8 +69,11 @@ pub struct AttentionParams<'a> {
     /// query that attends to no token is 0. `None` for no such token.
     pub key_mask: Option<&'a [i32]>,
     /// One integer for each token of each sample: the number of later queries that attend to it, so that sequences in
-    /// one sample do not see each other. `None` for all later ones. Causal attention only.
+    /// one sample do not see each other. `None` for all later ones. If attention is not causal, `earlier` is given,
+    /// too.
     pub spans: Option<&'a [i32]>,
+    /// Likewise, the number of earlier queries that attend to a token. `None` for all earlier ones, or if it is causal.
+    pub earlier: Option<&'a [i32]>,
     /// Dropout on the probabilities.
     pub dropout: Option<DropoutMask>,
     /// With dropout: one key for each sample, from (seed, sample number, layer).
@@ -141,14 +144,16 @@ impl AttentionParams<'_> {
         assert!(self.key_heads > 0 && self.heads.is_multiple_of(self.key_heads), "{} key heads", self.key_heads);
         assert!(self.head_dim <= GEMM_INNER_BLOCK, "a head of {} elements", self.head_dim);
         assert!(self.dropout.is_none() || self.sample_keys.len() == self.samples, "one dropout key for each sample");
-        let is_bounded = self.window.is_some() || self.spans.is_some();
-        assert!(self.causal || (!is_bounded && !self.alibi), "windows, spans and ALiBi are causal");
+        assert!(self.causal || (self.window.is_none() && !self.alibi), "windows and ALiBi are causal");
+        let is_earlier_bounded = self.spans.is_some() && !self.causal;
+        assert!(self.earlier.is_some() == is_earlier_bounded, "tokens of a sequence are bounded on both sides");
+        assert!(!is_earlier_bounded || self.key_tokens == self.tokens, "spans are those of the own sequence");
         assert!(!self.causal || self.key_tokens == self.tokens, "causal attention is that of one sequence");
         assert!(self.softcap.is_none() || (self.relative.is_none() && !self.alibi), "soft-capping excludes biases");
         assert!(self.relative.is_none() || self.key_heads == self.heads, "biases are those of heads with own keys");
         let keys = self.samples * self.key_tokens;
         let fits = |integers: Option<&[i32]>| integers.is_none_or(|integers| integers.len() == keys);
-        assert!(fits(self.key_mask) && fits(self.spans), "one integer for each token");
+        assert!([self.key_mask, self.spans, self.earlier].into_iter().all(fits), "one integer for each token");
     }
 
     /// Returns the key of a head's dropout. The key of query i is `subkey(_, i)`, and the elements are the indices of

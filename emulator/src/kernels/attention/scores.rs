@@ -65,6 +65,8 @@ pub(super) struct ScoreAdjustment<'a> {
     key_mask: Option<&'a [i32]>,
     /// The spans of the sample's keys.
     spans: Option<&'a [i32]>,
+    /// The numbers of earlier queries that attend to the sample's keys.
+    earlier: Option<&'a [i32]>,
 }
 
 impl<'a> ScoreAdjustment<'a> {
@@ -73,7 +75,8 @@ impl<'a> ScoreAdjustment<'a> {
     pub fn of(attention: &AttentionParams<'a>, pair: usize, biases: Option<&'a [f32]>) -> Option<Self> {
         let (sample, head) = (pair / attention.heads, pair % attention.heads);
         let of_sample = |integers: &'a [i32]| &integers[sample * attention.key_tokens..][..attention.key_tokens];
-        let (key_mask, spans) = (attention.key_mask.map(of_sample), attention.spans.map(of_sample));
+        let [key_mask, spans, earlier] =
+            [attention.key_mask, attention.spans, attention.earlier].map(|integers| integers.map(of_sample));
         let window = attention.window.filter(|window| *window < attention.tokens);
         let per_distance = if attention.alibi { -alibi_slope(attention.heads, head) } else { 0.0 };
         let softcap = attention.softcap;
@@ -81,7 +84,18 @@ impl<'a> ScoreAdjustment<'a> {
         let is_needed = is_masked || attention.alibi || softcap.is_some() || biases.is_some();
         let window = window.unwrap_or(usize::MAX);
         let (scale, last_query, sinks) = (attention.scale, attention.tokens - 1, attention.sinks);
-        is_needed.then_some(Self { scale, per_distance, window, sinks, softcap, biases, last_query, key_mask, spans })
+        is_needed.then_some(Self {
+            scale,
+            per_distance,
+            window,
+            sinks,
+            softcap,
+            biases,
+            last_query,
+            key_mask,
+            spans,
+            earlier,
+        })
     }
 
     /// Replaces the products of a block by scores; those of keys that are masked or outside of the window by
@@ -115,6 +129,12 @@ simd_fn! {
                 let visible = &mut row[..block.visible(i)];
                 for (j, (x, &span)) in (0i32..).zip(visible.iter_mut().zip(&spans[block.k_first..])) {
                     *x = if distance - j > span { f32::NEG_INFINITY } else { *x };
+                }
+            }
+            if let Some(earlier) = adjustment.earlier {
+                let visible = &mut row[..block.visible(i)];
+                for (j, (x, &count)) in (0i32..).zip(visible.iter_mut().zip(&earlier[block.k_first..])) {
+                    *x = if j - distance > count { f32::NEG_INFINITY } else { *x };
                 }
             }
             if let Some(mask) = adjustment.key_mask {

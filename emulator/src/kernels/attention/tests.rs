@@ -101,6 +101,7 @@ fn shape(samples: usize, tokens: usize, heads: usize, head_dim: usize) -> Attent
         relative: None,
         key_mask: None,
         spans: None,
+        earlier: None,
         dropout: None,
         sample_keys: &KEYS[..samples],
     }
