@@ -52,11 +52,7 @@ pub fn source_spec(input: &InputSpec, model: &ModelSpec) -> SourceSpec {
         DataSource::EncoderHdf5 { paths } => SourceKind::EncoderHdf5 { paths: paths.clone() },
         DataSource::TfRecords { paths, rows, is_lower_case } => SourceKind::TfRecords {
             paths: paths.clone(),
-            rows: match rows {
-                millrace_params::TfRecordRows::Tokens => TfRecordRows::Tokens,
-                millrace_params::TfRecordRows::Masked => TfRecordRows::Masked,
-                millrace_params::TfRecordRows::Words => TfRecordRows::Words,
-            },
+            rows: record_rows(*rows),
             is_lower_case: *is_lower_case,
             vocab_size: u32::try_from(vocab_size).unwrap_or(u32::MAX),
         },
@@ -101,8 +97,24 @@ pub fn source_spec(input: &InputSpec, model: &ModelSpec) -> SourceSpec {
             keeps_length,
         }),
         is_packed: model.decoder.is_packed,
-        encoder: model.encoder.as_ref().map(|encoder| encoder_samples(encoder, input, vocab_size)),
+        encoder: model.encoder.as_ref().map(|encoder| EncoderSamples {
+            is_packed: model.decoder.is_packed,
+            ..encoder_samples(encoder, input, vocab_size)
+        }),
         seq2seq: model.seq2seq.as_ref().map(|options| seq2seq_samples(options, input, vocab_size)),
+    }
+}
+
+const fn record_rows(rows: millrace_params::TfRecordRows) -> TfRecordRows {
+    match rows {
+        millrace_params::TfRecordRows::Tokens => TfRecordRows::Tokens,
+        millrace_params::TfRecordRows::Masked => TfRecordRows::Masked,
+        millrace_params::TfRecordRows::Words => TfRecordRows::Words,
+        millrace_params::TfRecordRows::Sentences => TfRecordRows::Sentences,
+        millrace_params::TfRecordRows::SentencePairs => TfRecordRows::SentencePairs,
+        millrace_params::TfRecordRows::TokenClasses => TfRecordRows::TokenClasses,
+        millrace_params::TfRecordRows::Summaries => TfRecordRows::Summaries,
+        millrace_params::TfRecordRows::Answers => TfRecordRows::Answers,
     }
 }
 
@@ -141,6 +153,7 @@ fn encoder_samples(encoder: &EncoderOptions, input: &InputSpec, vocab_size: usiz
             .masking
             .map(|masking| Masking { probability: masking.probability, whole_words: masking.whole_words }),
         seed: input.shuffle_seed,
+        is_packed: false,
     }
 }
 

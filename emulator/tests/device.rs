@@ -98,6 +98,7 @@ fn seq2seq() -> [Graph; 2] {
             input_dropout_rate: 0.1,
             output_dropout_rate: 0.1,
             query_initializer: initializer,
+            decoder: None,
         };
         let decoder = DecoderOptions { norm: Norm::RmsNorm, attention_width: Some(36), ..DecoderOptions::default() };
         families::graph(&ModelSpec { seq2seq: Some(options), decoder, ..base.clone() }, 20).unwrap()

@@ -10,7 +10,7 @@ use crate::arrays::ArrayStore;
 use crate::cache::{self, CacheDir, CacheOutcome};
 use crate::encoder::EncoderSource;
 use crate::files::expand;
-use crate::hdf5::{Hdf5Size, Hdf5Store};
+use crate::hdf5::{ExpectedSamples, Hdf5Size, Hdf5Store};
 use crate::images::ImageStore;
 use crate::inspect::inspect_files;
 use crate::mixture::MixtureOrder;
@@ -113,11 +113,13 @@ impl Dataset {
                 return Self::open_mixture(spec, paths, mixture, *vocab_size);
             }
             SourceKind::Hdf5 { paths, vocab_size, .. } => {
-                let store = Hdf5Store::open(&expand(paths, "h5")?, spec.seq_len, *vocab_size, spec.is_packed)?;
+                let expected =
+                    ExpectedSamples { length: spec.seq_len, is_packed: spec.is_packed, is_for_encoder: false };
+                let store = Hdf5Store::open(&expand(paths, "h5")?, expected, *vocab_size)?;
                 (TokenSource::Hdf5(store), CacheOutcome::NotNeeded)
             }
             SourceKind::TfRecords { paths, rows: TfRecordRows::Tokens, vocab_size, .. } => {
-                let files = TfRecordFiles::open(&record_files(paths)?)?;
+                let files = TfRecordFiles::open(&record_files(paths, TfRecordRows::Tokens)?)?;
                 let store = TfRecordStore { files, vocab_size: *vocab_size };
                 (TokenSource::Records(store), CacheOutcome::NotNeeded)
             }

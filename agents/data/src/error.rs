@@ -154,6 +154,9 @@ pub enum DataError {
         /// The end of the sentence.
         problem: LinesProblem,
     },
+    /// A dataset of `tensorflow_datasets` is not in the directory, or not as TFRecord files.
+    #[error("tensorflow_datasets has prepared no TFRecord file {pattern}")]
+    NotPrepared { pattern: String },
     /// A TFRecord file can't be used.
     #[error("data file {} {problem}", path.display())]
     TfRecord {
@@ -308,6 +311,16 @@ impl DataError {
             Vocabulary { problem, .. } => problem.hint(),
             Lines { problem, .. } => problem.hint(),
             TfRecord { problem, .. } => problem.hint(),
+            NotPrepared { pattern } => {
+                let [dataset, processor] = match pattern.contains("/mnli/") {
+                    true => ["glue/mnli", "MNLIDataProcessor"],
+                    false => ["glue/sst2", "SST2DataProcessor"],
+                };
+                format!(
+                    "prepare {dataset} in data_dir by tensorflow_datasets, with file_format=\"tfrecord\", or read the \
+                     .tsv files of GLUE by data_processor: {processor}"
+                )
+            }
             ShortSequences { .. } => {
                 "raise src_max_sequence_length and tgt_max_sequence_length, for example to 512 and 114".into()
             }

@@ -139,7 +139,7 @@ pub fn inspect(spec: &SourceSpec) -> Result<DataSummary, DataError> {
             return inspect_stored(spec, &expand(data_and_vocabulary(paths, *rows).0, rows.extension())?);
         }
         SourceKind::TfRecords { paths, rows, .. } => {
-            return inspect_stored(spec, &record_files(records_and_vocabulary(paths, *rows).0)?);
+            return inspect_stored(spec, &record_files(records_and_vocabulary(paths, *rows).0, *rows)?);
         }
         SourceKind::Lines(files) => return inspect_lines(spec, files),
         SourceKind::Images { .. } => return inspect_images(spec),
@@ -159,7 +159,7 @@ pub fn inspect(spec: &SourceSpec) -> Result<DataSummary, DataError> {
 pub fn stored_sample_length(spec: &SourceSpec) -> Option<usize> {
     let (SourceKind::Hdf5 { paths, .. } | SourceKind::EncoderHdf5 { paths }) = &spec.kind else { return None };
     match DataFile::open(expand(paths, "h5").ok()?.first()?).ok()?.shape {
-        FileShape::Samples { length, .. } | FileShape::Packed { length, .. } => {
+        FileShape::Samples { length, .. } | FileShape::Packed { length, .. } | FileShape::Unlabeled { length, .. } => {
             let length = usize::try_from(length).ok()?;
             Some(spec.sinks.map_or(length, |sinks| sinks.length_with(length)))
         }

@@ -11,7 +11,7 @@ const VOCABULARY: &str = "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nin\nthe\nbegin\n##
 const PRETRAINING: EncoderLabels = EncoderLabels::Tokens { max_predictions: Some(4), predicts_next_sentence: true };
 
 fn samples(task: EncoderLabels, masking: Option<Masking>) -> EncoderSamples {
-    EncoderSamples { task, has_segments: true, vocab_size: 11, mask_token: None, masking, seed: 3 }
+    EncoderSamples { task, has_segments: true, vocab_size: 11, mask_token: None, masking, seed: 3, is_packed: false }
 }
 
 fn masking(whole_words: bool) -> Option<Masking> {
@@ -241,4 +241,33 @@ fn stored_samples_of_encoders_are_read() {
     let error = open(&stored("masked.h5")).err().unwrap().to_string();
     assert!(error.contains("attention_mask"), "{error}");
     assert!(matches!(open(&stored("uint16.h5")), Err(DataError::NotForEncoders)));
+}
+
+/// The labels of a sample may be in a dataset of their own, at all positions or at those of predictions.
+#[test]
+fn labels_of_a_dataset_of_their_own_and_packed_sequences_are_read() {
+    let fixture = |name: &str| vec![format!("{}/tests/fixtures/{name}", env!("CARGO_MANIFEST_DIR"))];
+    let stored = |name: &str, max_predictions, is_packed| {
+        let task = EncoderLabels::Tokens { max_predictions, predicts_next_sentence: false };
+        let encoder = EncoderSamples { vocab_size: 64, has_segments: false, is_packed, ..samples(task, None) };
+        SourceSpec { seq_len: 16, ..spec(SourceKind::EncoderHdf5 { paths: fixture(name) }, encoder) }
+    };
+    let expected = open(&stored("encoder.h5", None, false)).unwrap();
+    let beside = open(&stored("encoder_labels.h5", None, false)).unwrap();
+    assert_eq!(read(&beside, 1), read(&expected, 1));
+
+    let packed = open(&stored("encoder_packed.h5", Some(4), true)).unwrap();
+    let sample = read(&packed, 0);
+    let ids = array(&sample, "input_ids");
+    assert_eq!(array(&sample, "masked_lm_positions"), [2, 7, 12, 0]);
+    assert_eq!(array(&sample, "labels"), [ids[2], ids[7], ids[12], -1]);
+    assert_eq!(array(&sample, "attention_span"), [5, 4, 3, 2, 1, 0, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0]);
+    assert_eq!(array(&sample, "position_ids"), [0, 1, 2, 3, 4, 5, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9]);
+
+    // An unpacked sample is one sequence.
+    let sample = read(&open(&stored("encoder_labels.h5", None, true)).unwrap(), 2);
+    assert_eq!(array(&sample, "attention_span")[..14], [13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0]);
+    assert_eq!(array(&sample, "position_ids")[..14], [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13]);
+    let error = open(&stored("encoder_packed.h5", Some(4), false)).err().unwrap().to_string();
+    assert!(error.contains("use_vsl"), "{error}");
 }

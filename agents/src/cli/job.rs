@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::io::{self, ErrorKind, Read as _};
-use std::path::Path;
+use std::path::{Component, Path, PathBuf};
 
 use millrace_data::stored_sample_length;
 use millrace_emulator::compile::{compile, request};
@@ -70,7 +70,8 @@ pub fn read_params(path: &Path) -> Result<(String, Params), CliError> {
 /// zoo's programs, or else in the working directory.
 fn read_beside(params: &Path, other: &Path) -> io::Result<String> {
     let dir = params.parent().unwrap_or(Path::new(""));
-    let beside = [dir.join(other), dir.join("..").join(other)].into_iter().find(|path| path.is_file());
+    let places = [Some(dir.join(other)), Some(dir.join("..").join(other)), flattened(params, other)];
+    let beside = places.into_iter().flatten().find(|path| path.is_file());
     let path = beside.unwrap_or_else(|| other.to_owned());
     // The type is checked before the file is opened: to open a pipe waits for its writer.
     if path.exists() && !path.is_file() {
@@ -82,6 +83,27 @@ fn read_beside(params: &Path, other: &Path) -> io::Result<String> {
         return Err(io::Error::other(format!("it has more than {MAX_OTHER_PARAMS_BYTES} bytes")));
     }
     Ok(text)
+}
+
+/// Returns the place of `other` in a directory into which the files of the zoo were copied with `__` for the `/` of
+/// their paths: beside `a__fine_tuning__qa__configs__squad.yaml`, `../../configs/base.yaml` is `a__configs__base.yaml`.
+/// `None` if the name of the params file has no such path, or `other` is not below it.
+fn flattened(params: &Path, other: &Path) -> Option<PathBuf> {
+    let name = params.file_name()?.to_str()?;
+    // The directory above that of the file, which is that of the zoo's programs.
+    let mut parts: Vec<&str> = name.split("__").collect();
+    parts.truncate(parts.len().checked_sub(2)?);
+    for component in other.components() {
+        match component {
+            Component::ParentDir => {
+                parts.pop()?;
+            }
+            Component::Normal(part) => parts.push(part.to_str()?),
+            Component::CurDir => {}
+            Component::RootDir | Component::Prefix(_) => return None,
+        }
+    }
+    Some(params.with_file_name(parts.join("__")))
 }
 
 /// Resolves the params of the file at `path`. If the params do not give the length of samples, it is that of a graph
@@ -169,6 +191,18 @@ impl PreparedJob {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn other_params_are_found_in_copies_of_the_zoo() {
+        let params = Path::new("zoo/tf__bert__fine_tuning__qa__configs__squad.yaml");
+        let found = |other: &str| flattened(params, Path::new(other)).map(|path| path.display().to_string());
+        assert_eq!(found("../../configs/base.yaml").unwrap(), "zoo/tf__bert__configs__base.yaml");
+        assert_eq!(found("./configs/base.yaml").unwrap(), "zoo/tf__bert__fine_tuning__qa__configs__base.yaml");
+        for other in ["/base.yaml", "../../../../../base.yaml"] {
+            assert_eq!(found(other), None, "{other}");
+        }
+        assert_eq!(flattened(Path::new("squad.yaml"), Path::new("base.yaml")), None);
+    }
 
     #[test]
     fn params_that_cannot_be_read_are_explained() {

@@ -1,7 +1,8 @@
 //! The keywords that keys of the params accept, with the values they stand for.
 //!
 //! Each table is used three times: by `resolve` to look up a value, by the [`reference`](crate::reference) to list the
-//! choices, and by the JSON schema for editors. Keywords are compared without regard to case.
+//! choices, and by the JSON schema for editors. Keywords are compared without regard to case, unless two differ by it:
+//! the data processors `SST2DataProcessor` and `Sst2DataProcessor` of the public model zoo read different files.
 
 use crate::job::{
     AnnealStrategy, CsvRows, Fan, ImageFormat, LineRows, LogLevel, LossScaling, LossSpikeAction, MaskGrowth, Mode,
@@ -17,9 +18,13 @@ pub(crate) struct Keywords<T: 'static> {
 }
 
 impl<T: Copy> Keywords<T> {
-    /// Returns the value of a supported keyword.
+    /// Returns the value of a supported keyword. Of two that differ by case only, that with the case of `text`, or the
+    /// first.
     pub(crate) fn get(&self, text: &str) -> Option<T> {
-        self.values.iter().find(|(keyword, _)| keyword.eq_ignore_ascii_case(text)).map(|(_, value)| *value)
+        let is_same = |(keyword, _): &&(&str, T)| *keyword == text;
+        let is_alike = |(keyword, _): &&(&str, T)| keyword.eq_ignore_ascii_case(text);
+        let found = self.values.iter().find(is_same).or_else(|| self.values.iter().find(is_alike));
+        found.map(|(_, value)| *value)
     }
 
     /// Returns whether `text` is a keyword that is not supported yet.
@@ -92,11 +97,13 @@ pub(crate) static PROCESSORS: Keywords<Processor> = Keywords {
         ("BertTfRecordsProcessor", Processor::TfRecords(TfRecordRows::Masked)),
         ("BertMlmOnlyTfRecordsProcessor", Processor::TfRecords(TfRecordRows::Masked)),
         ("BertMlmOnlyTfRecordsDynamicMaskProcessor", Processor::TfRecords(TfRecordRows::Words)),
+        ("Sst2DataProcessor", Processor::TfRecords(TfRecordRows::Sentences)),
+        ("MnliDataProcessor", Processor::TfRecords(TfRecordRows::SentencePairs)),
+        ("NerDataProcessor", Processor::TfRecords(TfRecordRows::TokenClasses)),
+        ("BertSumTfRecordsProcessor", Processor::TfRecords(TfRecordRows::Summaries)),
+        ("QuestionAnsweringDataProcessor", Processor::TfRecords(TfRecordRows::Answers)),
     ],
     unsupported: &[
-        "BertSumTfRecordsProcessor",
-        "QuestionAnsweringDataProcessor",
-        "NerDataProcessor",
         "HuggingFaceDataProcessorEli5",
         "HuggingFaceIterableDataProcessorEli5",
         "DummyDataProcessor",

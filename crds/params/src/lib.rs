@@ -53,8 +53,8 @@ pub use job::{
     LogLevel, LossScaling, LossSpikeAction, LossSpikeSpec, MaskGrowth, MaskUpdate, MaskingSpec, MixturePart, Mode,
     ModelFamily, ModelSize, ModelSpec, Nonlinearity, Norm, OptimizerGroup, OptimizerSpec, ParallelBlocks,
     ParameterFilter, Positions, Precision, ResolveOutput, RotaryPositions, RotaryScaling, RunSpec, ScalingDistribution,
-    Schedule, ScheduleSegment, ScheduleSegmentKind, Seq2SeqOptions, Seq2SeqPositions, SinkTokens, SparsitySpec, Split,
-    TensorSettings, TfRecordRows, TokenType, TokenizerName,
+    Schedule, ScheduleSegment, ScheduleSegmentKind, Seq2SeqDecoder, Seq2SeqOptions, Seq2SeqPositions, SinkTokens,
+    SparsitySpec, Split, TensorSettings, TfRecordRows, TokenType, TokenizerName,
 };
 pub use name::{BlobDigest, FileName, InvalidName, LabelName, ObjectName};
 pub use optimizers::OptimizerKind;

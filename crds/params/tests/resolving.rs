@@ -66,7 +66,7 @@ fn every_check_names_its_key() {
             Invalid,
             "did you mean GptTextDataProcessor?",
         ),
-        ("train_input", "data_processor: BertSumTfRecordsProcessor", "data_processor", NotSupported, "GptTextData"),
+        ("train_input", "data_processor: DummyDataProcessor", "data_processor", NotSupported, "GptTextData"),
         ("train_input", "data_subset: 0.5-0.1", "data_subset", Invalid, "for example 0.0-0.5"),
         ("train_input", "num_samples: 0", "num_samples", Invalid, "from 1"),
         ("train_input", "sort_files: False", "sort_files", NotSupported, "leave it out"),

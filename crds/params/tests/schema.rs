@@ -116,7 +116,7 @@ fn editor_schema_rejects_mistakes() {
         ("model", "prepend_cls_token", false.into()),
         ("model", "num_experts", 4.into()),
         ("optimizer", "learning_rate", serde_json::json!([{"schedular": "Linear"}])),
-        ("train_input", "data_processor", "BertSumTfRecordsProcessor".into()),
+        ("train_input", "data_processor", "DummyDataProcessor".into()),
         ("train_input", "mixture", serde_json::json!([{"data_dir": "a", "weigth": 1.0}])),
         ("runconfig", "mode", "training".into()),
     ] {

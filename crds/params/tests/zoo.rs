@@ -5,8 +5,8 @@ mod common;
 use common::{resolve, resolved};
 use millrace_params::optimizers::AdamW;
 use millrace_params::{
-    DataSource, InitializerSpec, LossScaling, Mode, OptimizerKind, Params, Precision, ScheduleSegmentKind, Split,
-    TokenizerName,
+    DataSource, EncoderTask, FlagOverrides, InitializerSpec, InputSpec, LossScaling, Mode, OptimizerKind, Params,
+    Precision, ResolveOutput, ScheduleSegmentKind, Split, TokenizerName,
 };
 
 const XL: &str = include_str!("fixtures/gpt3_xl.yaml");
@@ -196,4 +196,46 @@ fn json_is_read_strictly_and_only_deserialised_leniently() {
     let lenient: Params = serde_json::from_value(newer.clone()).unwrap();
     assert_eq!(lenient.model.unwrap().hidden_size, Some(8));
     assert!(Params::read_json(&newer).is_err());
+}
+
+/// Fine-tuning for TensorFlow, with a model that continues another file's.
+const FINE_TUNING: &str = "train_input: {data_processor: PROCESSOR, batch_size: 8, max_sequence_length: 64, INPUT}\n\
+                           eval_input: {data_processor: PROCESSOR, INPUT}\n\
+                           predict_input: {batch_size: 1}\n\
+                           model:\n  pretrain_params_path: base.yaml\n  mixed_precision: True\n  MODEL\n\
+                           optimizer: {optimizer_type: adam, beta_1: 0.8, learning_rate: 0.1}\n\
+                           runconfig: {max_steps: 1, mode: train_and_eval, eval_steps: 0}\n";
+
+#[test]
+fn fine_tuning_for_tensorflow_is_understood() {
+    let base = "model: {hidden_size: 64, num_hidden_layers: 2, num_heads: 4, use_vsl: True, dropout_rate: 0.3}";
+    let job = |processor: &str, input: &str, model: &str| {
+        let text = FINE_TUNING.replace("PROCESSOR", processor).replace("INPUT", input).replace("MODEL", model);
+        let params = Params::parse_yaml_with(&text, |_| Ok(base.to_owned())).unwrap();
+        params.resolve(&FlagOverrides::default()).unwrap()
+    };
+    let paths = |output: &ResolveOutput| {
+        let paths = |input: &InputSpec| input.paths().join(" ");
+        [paths(&output.job.train_input), output.job.eval_input.as_ref().map(paths).unwrap()]
+    };
+    let pairs = "data_dir: tfds/, vocab_file: v";
+    let pairs = job("MnliDataProcessor", pairs, "num_cls_classes: 3\n  cls_dropout_rate: 0.2");
+    let expected = ["tfds/glue/mnli/*/glue-train.tfrecord* v", "tfds/glue/mnli/*/glue-validation*.tfrecord* v"];
+    assert_eq!(paths(&pairs), expected);
+    let task = &pairs.job.model.encoder.as_ref().unwrap().task;
+    assert_eq!(*task, EncoderTask::Classifier { classes: 3, dropout_rate: 0.2 });
+    assert_eq!((pairs.job.model.dropout_rate, pairs.job.run.eval_steps), (0.3, None));
+    assert_eq!(pairs.job.train_input.words_file(), Some(("v", true)), "sentences are lower case by default");
+    let OptimizerKind::Adam(adam) = pairs.job.optimizer.kind else { panic!() };
+    assert_eq!(adam.betas, [0.8, 0.999]);
+
+    let tokens = "data_dir: d, label_vocab_file: l, vocab_file: v";
+    let tokens = job("NerDataProcessor", tokens, "num_classes: 7\n  include_padding_in_loss: True");
+    assert_eq!((paths(&tokens), tokens.job.model.loss_weight), (["d l".into(), "d l".into()], 1.0 / 64.0));
+    let summaries = job("BertSumTfRecordsProcessor", "data_dir: d, max_cls_tokens: 9", "loss_weight: 0.25");
+    let task = &summaries.job.model.encoder.as_ref().unwrap().task;
+    assert_eq!((task, summaries.job.model.loss_weight), (&EncoderTask::Summarization { max_sentences: 9 }, 0.25));
+    let answers = job("QuestionAnsweringDataProcessor", "data_file: a.tf_record", "cls_dropout_rate: 0.1");
+    assert_eq!((paths(&answers)[0].as_str(), answers.job.model.loss_weight), ("a.tf_record", 2.0));
+    assert!(answers.notes.iter().any(|note| note.contains("cls_dropout_rate has no effect")), "{:?}", answers.notes);
 }

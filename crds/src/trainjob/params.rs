@@ -41,7 +41,7 @@ const RANGES: &[(&str, f64, f64)] = &[
     ("runconfig.max_steps", 1.0, MAX_SAFE_INTEGER),
     ("runconfig.max_epochs", 1.0, MAX_SAFE_INTEGER),
     ("runconfig.num_epochs", 1.0, MAX_SAFE_INTEGER),
-    ("runconfig.eval_steps", 1.0, MAX_SAFE_INTEGER),
+    ("runconfig.eval_steps", 0.0, MAX_SAFE_INTEGER),
     ("runconfig.eval_frequency", 1.0, MAX_SAFE_INTEGER),
     ("runconfig.max_checkpoints", 1.0, MAX_SAFE_INTEGER),
     ("runconfig.num_csx", 1.0, 65_536.0),

@@ -14,10 +14,8 @@
 
 use millrace_params::{InitializerSpec, ModelSpec, ParallelBlocks, Positions};
 
-use super::{ZERO, add_table, add_weight};
-use crate::graph::{
-    ATTENTION_SPAN, Graph, GraphBuilder, GraphError, POSITION_IDS, Shape, TensorId, TensorRole, ValueId,
-};
+use super::{PackedInputs, ZERO, add_table, add_weight};
+use crate::graph::{Graph, GraphBuilder, GraphError, TensorId, TensorRole, ValueId};
 use crate::ops::{Activation, Add, AddPosition, CausalAttention, CrossEntropy, Embedding, Gate};
 
 /// Returns the graph of a decoder that reads samples of `sequence` tokens.
@@ -28,10 +26,7 @@ pub fn decoder(spec: &ModelSpec, sequence: usize) -> Result<Graph, GraphError> {
     super::check_blocks(spec)?;
     let mut builder = GraphBuilder::new();
     let [input_ids, labels] = builder.token_inputs(sequence);
-    let packing = spec.decoder.is_packed.then(|| PackedInputs {
-        spans: builder.input(ATTENTION_SPAN, Shape::integers(sequence)),
-        positions: builder.input(POSITION_IDS, Shape::integers(sequence)),
-    });
+    let packing = spec.decoder.is_packed.then(|| PackedInputs::new(&mut builder, sequence));
     let mut decoder = Decoder { spec, builder, input_ids, labels, packing };
     let (table, mut stream) = decoder.embed()?;
     for block in 0..spec.num_hidden_layers {
@@ -48,15 +43,6 @@ struct Decoder<'a> {
     labels: ValueId,
     /// The inputs of samples of several sequences.
     packing: Option<PackedInputs>,
-}
-
-/// What says where the sequences of a sample are.
-#[derive(Clone, Copy)]
-struct PackedInputs {
-    /// For each token, the number of later tokens that attend to it.
-    spans: ValueId,
-    /// For each token, its position in its sequence.
-    positions: ValueId,
 }
 
 impl Decoder<'_> {

@@ -23,11 +23,12 @@
 //! | `masked_lm_positions` | `[P]` | with a maximum of P predictions |
 //! | `cls_token_positions` | `[P]` | of P sentences |
 //! | `labels` | `[P]` or `[T]`, of a classifier `[]`, of answers `[2]` | -100 where there is nothing to predict |
+//! | `attention_span`, `position_ids` | `[T]` | tokens of the same sequence after and before; of packed samples |
 //! | `next_sentence_label` | `[]` | 0 or 1; if next sentences are predicted |
 
 use millrace_params::{EncoderOptions, EncoderTask, InitializerSpec, ModelSpec, Nonlinearity, Positions};
 
-use super::{ZERO, add_table, add_weight};
+use super::{PackedInputs, ZERO, add_table, add_weight};
 use crate::graph::{
     Graph, GraphBuilder, GraphError, INPUT_IDS, LABELS, MAX_METRIC_ELEMENTS, Shape, TensorId, TensorRole, ValueId,
 };
@@ -50,7 +51,8 @@ pub fn encoder(spec: &ModelSpec, options: &EncoderOptions, sequence: usize) -> R
     let mut builder = GraphBuilder::new();
     let input_ids = builder.input(INPUT_IDS, Shape::integers(sequence));
     let attention_mask = builder.input("attention_mask", Shape::integers(sequence));
-    let mut encoder = Encoder { spec, options, builder, attention_mask };
+    let packing = spec.decoder.is_packed.then(|| PackedInputs::new(&mut builder, sequence));
+    let mut encoder = Encoder { spec, options, builder, attention_mask, packing };
     let (table, mut stream) = encoder.embed(input_ids, options, sequence)?;
     for block in 0..spec.num_hidden_layers {
         stream = encoder.block(block, stream)?;
@@ -90,6 +92,8 @@ struct Encoder<'a> {
     options: &'a EncoderOptions,
     builder: GraphBuilder,
     attention_mask: ValueId,
+    /// The inputs of samples of several sequences.
+    packing: Option<PackedInputs>,
 }
 
 /// The rows whose tokens are predicted, and their labels.
@@ -116,8 +120,15 @@ impl Encoder<'_> {
         }
         if self.spec.use_position_embedding && self.spec.decoder.positions == Positions::Learned {
             let shape = [self.spec.max_position_embeddings, width];
-            let positions = add_table(&mut self.builder, "wpe.weight", shape, init);
-            stream = self.builder.node(AddPosition, "embed.positions.sum", &[stream], &[positions])?;
+            let table = add_table(&mut self.builder, "wpe.weight", shape, init);
+            let name = "embed.positions.sum";
+            stream = match self.packing {
+                None => self.builder.node(AddPosition, name, &[stream], &[table])?,
+                Some(packing) => {
+                    let rows = self.builder.node(Embedding, "embed.positions", &[packing.positions], &[table])?;
+                    self.builder.node(Add, name, &[stream, rows], &[])?
+                }
+            };
         }
         if options.use_segment_embedding {
             let segment_ids = self.builder.input("token_type_ids", Shape::integers(sequence));
@@ -164,14 +175,18 @@ impl Encoder<'_> {
         if let (true, Positions::Rotary(rotary)) = (spec.use_position_embedding, spec.decoder.positions) {
             let rotated = spec.num_heads.saturating_mul(2);
             let rotary = super::rotary_operator(rotary, rotated, width.checked_div(spec.num_heads).unwrap_or(0));
-            qkv = self.builder.node(rotary, part_name(".rotary"), &[qkv], &[])?;
+            let positions = self.packing.map(|packing| packing.positions);
+            let inputs: Vec<ValueId> = [Some(qkv), positions].into_iter().flatten().collect();
+            qkv = self.builder.node(rotary, part_name(".rotary"), &inputs, &[])?;
         }
         let attention = Attention {
             heads: spec.num_heads,
             scale: spec.attention_scale as f32,
             dropout: spec.attention_dropout_rate as f32,
         };
-        let mixed = self.builder.node(attention, part_name(""), &[qkv, self.attention_mask], &[])?;
+        let mut inputs = vec![qkv, self.attention_mask];
+        inputs.extend(self.packing.into_iter().flat_map(|packing| [packing.spans, packing.positions]));
+        let mixed = self.builder.node(attention, part_name(""), &inputs, &[])?;
         let init = spec.initializers.residual_output;
         let branch = self.linear(&part_name(".proj"), mixed, [width, width], init, spec.use_ffn_bias_in_attention)?;
         self.dropout(spec.dropout_rate, &part_name(".drop"), branch)

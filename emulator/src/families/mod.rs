@@ -6,7 +6,9 @@
 
 use millrace_params::{InitializerSpec, ModelSpec, Norm, RotaryPositions};
 
-use crate::graph::{Graph, GraphBuilder, GraphError, Initializer, TensorId, TensorRole, ValueId};
+use crate::graph::{
+    ATTENTION_SPAN, Graph, GraphBuilder, GraphError, Initializer, POSITION_IDS, Shape, TensorId, TensorRole, ValueId,
+};
 use crate::ops::{Dropout, LayerNorm, Linear, RmsNorm, Rotary, RotaryPairing, Scale};
 use initial_values::initial_values;
 
@@ -42,6 +44,25 @@ pub fn graph(spec: &ModelSpec, sequence: usize) -> Result<Graph, GraphError> {
         return image_classifier(spec, options);
     }
     decoder(spec, sequence)
+}
+
+/// What says where the sequences of a packed sample are.
+#[derive(Clone, Copy)]
+struct PackedInputs {
+    /// For each token, the number of later tokens of its sequence.
+    spans: ValueId,
+    /// For each token, its position in its sequence.
+    positions: ValueId,
+}
+
+impl PackedInputs {
+    /// Adds the inputs.
+    fn new(builder: &mut GraphBuilder, sequence: usize) -> Self {
+        Self {
+            spans: builder.input(ATTENTION_SPAN, Shape::integers(sequence)),
+            positions: builder.input(POSITION_IDS, Shape::integers(sequence)),
+        }
+    }
 }
 
 /// Checks the number of blocks, before anything is allocated for each.

@@ -15,7 +15,7 @@
 //! | `decoder_attention_mask` | `[T]` | 0 at padding |
 //! | `labels` | `[T]` | -100 where there is nothing to predict |
 
-use millrace_params::{InitializerSpec, ModelSpec, Nonlinearity, Seq2SeqOptions, Seq2SeqPositions};
+use millrace_params::{InitializerSpec, ModelSpec, Nonlinearity, Seq2SeqDecoder, Seq2SeqOptions, Seq2SeqPositions};
 
 use super::{add_table, add_weight};
 use crate::graph::{Graph, GraphBuilder, GraphError, INPUT_IDS, LABELS, Shape, TensorId, ValueId};
@@ -42,6 +42,7 @@ pub fn seq2seq(spec: &ModelSpec, options: &Seq2SeqOptions, sequence: usize) -> R
         blocks: spec.num_hidden_layers,
         mask: attention_mask,
         memory: None,
+        settings: model.settings(None),
     };
     let table = model.table("encoder.wte.weight", spec.vocab_size);
     let (memory, _) = model.stack(&encoder, table, input_ids)?;
@@ -53,6 +54,7 @@ pub fn seq2seq(spec: &ModelSpec, options: &Seq2SeqOptions, sequence: usize) -> R
         blocks: options.num_decoder_layers,
         mask: decoder_mask,
         memory: Some((memory, attention_mask)),
+        settings: model.settings(options.decoder),
     };
     let table = match options.shares_embedding {
         true => table,
@@ -79,6 +81,7 @@ struct Stack {
     mask: ValueId,
     /// Of a decoder: the output of the encoder, and its mask.
     memory: Option<(ValueId, ValueId)>,
+    settings: Seq2SeqDecoder,
 }
 
 /// The keys of an attention: their rows, and which are not padding.
@@ -92,6 +95,16 @@ struct Keys {
 }
 
 impl Seq2Seq<'_> {
+    /// Returns the settings that a decoder may have for itself; those of the encoder, if there are none.
+    fn settings(&self, of_decoder: Option<Seq2SeqDecoder>) -> Seq2SeqDecoder {
+        let initializers = &self.spec.initializers;
+        of_decoder.unwrap_or(Seq2SeqDecoder {
+            attention_scale: self.spec.attention_scale,
+            residual_output: initializers.residual_output,
+            ffn_output: initializers.ffn_output.unwrap_or(initializers.residual_output),
+        })
+    }
+
     fn table(&mut self, name: &str, entries: usize) -> TensorId {
         let init = self.spec.initializers.embedding;
         add_table(&mut self.builder, name, [entries, self.spec.hidden_size], init)
@@ -104,6 +117,8 @@ impl Seq2Seq<'_> {
         if self.options.positions == Seq2SeqPositions::Fixed {
             stream = self.builder.node(AddSinusoids, part_name("embed.sum"), &[stream], &[])?;
         }
+        let factor = self.spec.decoder.embeddings_scale;
+        stream = super::add_scale(&mut self.builder, factor, &part_name("embed.scale"), stream)?;
         stream = self.dropout(self.options.input_dropout_rate, &part_name("embed.drop_1"), stream)?;
         stream = self.dropout(self.spec.embedding_dropout_rate, &part_name("embed.drop_2"), stream)?;
         self.builder.end_layer(part_name("embed"));
@@ -141,18 +156,19 @@ impl Seq2Seq<'_> {
         let part_name = |part: &str| format!("{name}.{part}");
         let mask = stack.mask;
         let causal = stack.memory.is_some();
+        let settings = &stack.settings;
         let mut stream = self.part(&part_name("ln_1"), &part_name("attn"), stream, |model, x| {
-            model.attention(&part_name("attn"), x, Keys { rows: x, mask, causal, biases })
+            model.attention(&part_name("attn"), x, Keys { rows: x, mask, causal, biases }, settings)
         })?;
         self.builder.end_block_layer(&name, part_name("attn"));
         if let Some((rows, mask)) = stack.memory {
             stream = self.part(&part_name("ln_cross"), &part_name("cross"), stream, |model, x| {
-                model.attention(&part_name("cross"), x, Keys { rows, mask, causal: false, biases: None })
+                model.attention(&part_name("cross"), x, Keys { rows, mask, causal: false, biases: None }, settings)
             })?;
             self.builder.end_block_layer(&name, part_name("cross"));
         }
-        stream = self
-            .part(&part_name("ln_2"), &part_name("mlp"), stream, |model, x| model.feed_forward(&name, stack.kind, x))?;
+        stream =
+            self.part(&part_name("ln_2"), &part_name("mlp"), stream, |model, x| model.feed_forward(&name, stack, x))?;
         self.builder.end_block_layer(&name, part_name("mlp"));
         Ok(stream)
     }
@@ -172,7 +188,13 @@ impl Seq2Seq<'_> {
         if self.options.norm_first { Ok(sum) } else { self.norm(norm, sum) }
     }
 
-    fn attention(&mut self, name: &str, x: ValueId, keys: Keys) -> Result<ValueId, GraphError> {
+    fn attention(
+        &mut self,
+        name: &str,
+        x: ValueId,
+        keys: Keys,
+        settings: &Seq2SeqDecoder,
+    ) -> Result<ValueId, GraphError> {
         let part_name = |part: &str| format!("{name}.{part}");
         let (spec, width) = (self.spec, self.spec.hidden_size);
         let inner = spec.decoder.attention_width.unwrap_or(width);
@@ -183,27 +205,20 @@ impl Seq2Seq<'_> {
         let attention = CrossAttention {
             causal: keys.causal,
             relative: keys.biases.map(|(positions, _)| positions),
-            ..CrossAttention::new(spec.num_heads, spec.attention_scale as f32, spec.attention_dropout_rate as f32)
+            ..CrossAttention::new(spec.num_heads, settings.attention_scale as f32, spec.attention_dropout_rate as f32)
         };
         let table = keys.biases.map(|(_, table)| table);
         let mixed = self.builder.node(attention, name, &[queries, key_values, keys.mask], table.as_slice())?;
-        let init = spec.initializers.residual_output;
+        let init = settings.residual_output;
         self.linear(&part_name("proj"), mixed, [width, inner], init, spec.use_ffn_bias_in_attention)
     }
 
-    fn feed_forward(
-        &mut self,
-        block: &str,
-        (kind, is_gated): (Nonlinearity, bool),
-        x: ValueId,
-    ) -> Result<ValueId, GraphError> {
+    fn feed_forward(&mut self, block: &str, stack: &Stack, x: ValueId) -> Result<ValueId, GraphError> {
+        let (kind, is_gated) = stack.kind;
         let part_name = |part: &str| format!("{block}.mlp.{part}");
         let (spec, width, inner) = (self.spec, self.spec.hidden_size, self.spec.filter_size);
-        let initializers = &spec.initializers;
-        let (hidden, output) = (
-            initializers.ffn_hidden.unwrap_or(initializers.hidden),
-            initializers.ffn_output.unwrap_or(initializers.residual_output),
-        );
+        let hidden = spec.initializers.ffn_hidden.unwrap_or(spec.initializers.hidden);
+        let output = stack.settings.ffn_output;
         let active = if is_gated {
             let gate = self.linear(&part_name("gate"), x, [inner, width], hidden, spec.use_ffn_bias)?;
             let value = self.linear(&part_name("fc"), x, [inner, width], hidden, spec.use_ffn_bias)?;
@@ -279,8 +294,14 @@ mod tests {
             input_dropout_rate: 0.1,
             output_dropout_rate: 0.1,
             query_initializer: initializer,
+            decoder: Some(Seq2SeqDecoder {
+                attention_scale: 0.4,
+                residual_output: initializer,
+                ffn_output: initializer,
+            }),
         };
-        let spec = ModelSpec { share_embedding_weights: false, seq2seq: Some(options), ..base };
+        let mut spec = ModelSpec { share_embedding_weights: false, seq2seq: Some(options), ..base };
+        spec.decoder.embeddings_scale = 1.5;
         let graph = crate::families::graph(&spec, 8).unwrap();
         let batch = BatchSpec { samples: 4, leaf_bound: 2 };
         check_plan("seq2seq", &plan(graph, batch, Encoding::F32, LARGE), 41);

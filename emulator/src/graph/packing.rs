@@ -1,7 +1,7 @@
-//! Decoders whose samples contain several sequences, one after the other.
+//! Models whose samples contain several sequences, one after the other.
 //!
 //! Such a graph has two more inputs: for each token, the number of later tokens that attend to it, and its position in
-//! its sequence.
+//! its sequence, which in an encoder is also the number of earlier tokens that attend to it.
 
 use super::{Graph, OpNode, ValueId};
 use crate::ops::{AddPosition, OpKind};

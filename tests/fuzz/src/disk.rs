@@ -263,6 +263,7 @@ pub fn csv(bytes: &[u8]) {
                     mask_token: None,
                     masking,
                     seed: 1,
+                    is_packed: false,
                 }),
                 ..SourceSpec::new(SourceKind::Csv { paths, rows, is_lower_case: true }, LENGTH)
             };
@@ -282,27 +283,40 @@ pub fn csv(bytes: &[u8]) {
 pub fn tfrecord(bytes: &[u8]) {
     const LENGTH: usize = 16;
     let tokens = EncoderLabels::Tokens { max_predictions: Some(4), predicts_next_sentence: false };
-    let encoder = |masking| EncoderSamples {
-        task: tokens,
+    let encoder = |task, masking| EncoderSamples {
+        task,
         has_segments: true,
         vocab_size: 64,
         mask_token: None,
         masking,
         seed: 1,
+        is_packed: false,
     };
     let masking = Some(Masking { probability: 0.2, whole_words: true });
     let kinds = [
         (TfRecordRows::Tokens, None),
-        (TfRecordRows::Masked, Some(encoder(None))),
-        (TfRecordRows::Words, Some(encoder(masking))),
+        (TfRecordRows::Masked, Some(encoder(tokens, None))),
+        (TfRecordRows::Words, Some(encoder(tokens, masking))),
+        (TfRecordRows::SentencePairs, Some(encoder(EncoderLabels::Class { classes: 3 }, None))),
+        (
+            TfRecordRows::TokenClasses,
+            Some(encoder(EncoderLabels::TokenClasses { classes: 4, counts_padding: true }, None)),
+        ),
+        (TfRecordRows::Summaries, Some(encoder(EncoderLabels::Sentences { max_sentences: 3 }, None))),
+        (TfRecordRows::Answers, Some(encoder(EncoderLabels::Span, None))),
     ];
     with_dir("tfrecord", |dir| {
         write(&dir.join("vocab.txt"), b"[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nthe\n##s\n");
+        write(&dir.join("classes.json"), br#"{"O": 0, "B": 1}"#);
         for content in [bytes.to_vec(), tfrecord_frame(bytes)] {
             write(&dir.join("data.tfrecord"), &content);
             for (rows, encoder) in kinds.clone() {
-                let files = ["data.tfrecord", "vocab.txt"].map(|name| dir.join(name).display().to_string());
-                let paths = files[..1 + usize::from(rows == TfRecordRows::Words)].to_vec();
+                let other = match rows {
+                    TfRecordRows::TokenClasses => Some("classes.json"),
+                    rows => rows.has_words().then_some("vocab.txt"),
+                };
+                let names = ["data.tfrecord"].into_iter().chain(other);
+                let paths = names.map(|name| dir.join(name).display().to_string()).collect();
                 let kind = SourceKind::TfRecords { paths, rows, is_lower_case: false, vocab_size: 64 };
                 let spec = SourceSpec { encoder, ..SourceSpec::new(kind, LENGTH) };
                 let Ok(dataset) = Dataset::open(&spec, |_, _| ()) else { continue };

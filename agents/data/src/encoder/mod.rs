@@ -4,7 +4,7 @@
 //! windows of a text   [CLS] first half [SEP] second half, or one of another place [SEP]   masked when they are read
 //! rows of CSV files   words, masked tokens, sentences with classes, texts with sentences, questions with answers
 //! HDF5 files          masked tokens
-//! TFRecord files      masked tokens, or words
+//! TFRecord files      masked tokens, words, sentences with classes, and others as in CSV files
 //! ```
 //!
 //! * A sample is a function of (source, specification, number), masks and random tokens included.
@@ -19,7 +19,8 @@ mod row;
 mod word_piece;
 mod words;
 
-use std::path::PathBuf;
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
 
 pub use csv::CsvProblem;
 pub(crate) use masking::SampleRandom;
@@ -31,13 +32,13 @@ pub use words::VocabularyProblem;
 pub(crate) use words::read_vocabulary;
 
 use crate::files::expand;
-use crate::hdf5::{Hdf5Size, Hdf5Store, SampleProblem};
+use crate::hdf5::{ExpectedSamples, Hdf5Size, Hdf5Store, SampleProblem};
 use crate::order::SampleOrder;
 use crate::split::{order_of, split_range};
-use crate::tfrecord::{self, TfRecordFiles, TfRecordRows};
+use crate::tfrecord::{self, Record, TfRecordFiles, TfRecordRows};
 use crate::{DataError, Dataset, ElementType, SampleInput, SourceKind, SourceSpec};
 use csv::CsvFiles;
-use words::Vocabulary;
+use words::{Vocabulary, read_classes};
 
 /// A label that does not count.
 const NO_LABEL: i32 = -1;
@@ -59,6 +60,8 @@ pub struct EncoderSamples {
     pub masking: Option<Masking>,
     /// Seed of the masks.
     pub seed: u64,
+    /// Whether a sample may contain several sequences, and says where they are.
+    pub is_packed: bool,
 }
 
 /// What an encoder predicts.
@@ -117,6 +120,9 @@ impl EncoderSamples {
         if self.predicts_next_sentence() {
             arrays.push(("next_sentence_label", 1));
         }
+        if self.is_packed {
+            arrays.extend([("attention_span", length), ("position_ids", length)]);
+        }
         arrays
     }
 
@@ -132,6 +138,9 @@ impl EncoderSamples {
         let flags = u64::from(self.has_segments) + 2 * u64::from(self.predicts_next_sentence());
         for number in [kind, count, flags, self.vocab_size.into(), self.seed] {
             hasher.update(&number.to_le_bytes());
+        }
+        if self.is_packed {
+            hasher.update(b"packed");
         }
         if let Some(token) = self.mask_token {
             hasher.update(b"mask").update(&token.to_le_bytes());
@@ -154,8 +163,26 @@ pub(crate) struct EncoderSource {
 enum RowSource {
     Windows(Dataset),
     Csv { files: CsvFiles, rows: CsvRows, vocabulary: Option<Vocabulary>, order: SampleOrder },
-    Records { files: TfRecordFiles, vocabulary: Option<Vocabulary>, order: SampleOrder },
+    Records { files: TfRecordFiles, rows: RecordRows, order: SampleOrder },
     Stored { store: Hdf5Store, order: SampleOrder },
+}
+
+/// What the records of TFRecord files contain, with what is needed to read them.
+enum RecordRows {
+    Masked,
+    Words(Vocabulary),
+    /// Sentences; in pairs, if the flag is set.
+    Sentences(Vocabulary, bool),
+    /// Classes of tokens, with the number of each by its name.
+    TokenClasses(HashMap<String, i32>),
+    Summaries,
+    Answers,
+}
+
+impl RecordRows {
+    fn vocabulary(&self) -> Option<&Vocabulary> {
+        if let Self::Words(vocabulary) | Self::Sentences(vocabulary, _) = self { Some(vocabulary) } else { None }
+    }
 }
 
 /// Where a sample comes from, for messages.
@@ -188,15 +215,17 @@ impl EncoderSource {
             }
             SourceKind::TfRecords { paths, rows, is_lower_case, .. } => {
                 let (source, special) = open_records(spec, samples, paths, *rows, *is_lower_case)?;
-                if let RowSource::Records { files, vocabulary, order } = &source {
+                if let RowSource::Records { files, rows, order } = &source {
                     hasher.update(&files.digest);
-                    hasher.update(&vocabulary.as_ref().map_or([0; 32], |vocabulary| vocabulary.digest));
+                    hasher.update(&rows.vocabulary().map_or([0; 32], |vocabulary| vocabulary.digest));
                     order.hash(&mut hasher);
                 }
                 (source, special)
             }
             SourceKind::EncoderHdf5 { paths } => {
-                let store = Hdf5Store::open(&expand(paths, "h5")?, spec.seq_len, samples.vocab_size, false)?;
+                let expected =
+                    ExpectedSamples { length: spec.seq_len, is_packed: samples.is_packed, is_for_encoder: true };
+                let store = Hdf5Store::open(&expand(paths, "h5")?, expected, samples.vocab_size)?;
                 let Hdf5Size::Samples(count) = store.size() else { return Err(DataError::NotForEncoders) };
                 let order = order_of(spec, split_range(spec, count))?;
                 hasher.update(&store.digest);
@@ -238,10 +267,12 @@ impl EncoderSource {
     /// Returns the classes of tokens whose names begin with B or I, which label the beginning and the inside of an
     /// entity; `None` if the classes have no names.
     pub fn entity_classes(&self) -> Option<Vec<usize>> {
-        let RowSource::Csv { vocabulary: Some(vocabulary), rows: CsvRows::TokenClasses, .. } = &self.rows else {
-            return None;
+        let classes = match &self.rows {
+            RowSource::Csv { vocabulary: Some(vocabulary), rows: CsvRows::TokenClasses, .. } => &vocabulary.classes,
+            RowSource::Records { rows: RecordRows::TokenClasses(classes), .. } => classes,
+            _ => return None,
         };
-        let entities = vocabulary.classes.iter().filter(|(name, _)| name.starts_with(['B', 'I']));
+        let entities = classes.iter().filter(|(name, _)| name.starts_with(['B', 'I']));
         let mut classes: Vec<usize> = entities.filter_map(|(_, class)| usize::try_from(*class).ok()).collect();
         classes.sort_unstable();
         classes.dedup();
@@ -298,14 +329,10 @@ impl EncoderSource {
                 let location = RowLocation { path: found.path.to_owned(), unit: "row", number: found.number };
                 (row::read(*rows, &found, vocabulary.as_ref(), self.length, next), location)
             }
-            RowSource::Records { files, vocabulary, order } => {
+            RowSource::Records { files, rows, order } => {
                 let record = files.record(order.window(n));
                 let location = RowLocation { path: record.path.to_owned(), unit: "record", number: record.number };
-                let row = match vocabulary {
-                    Some(vocabulary) => tfrecord::words_row(&record, self.length, |word| vocabulary.number(word)),
-                    None => tfrecord::masked_row(&record, self.length, next),
-                };
-                (row, location)
+                (self.record_row(rows, &record), location)
             }
             RowSource::Stored { store, order } => {
                 let (path, number) = store.location(order.window(n));
@@ -314,6 +341,26 @@ impl EncoderSource {
             }
         };
         row.map(|row| (row, Some(location.clone()))).map_err(|problem| location.error(problem))
+    }
+
+    /// Reads a record.
+    fn record_row(&self, rows: &RecordRows, record: &Record<'_>) -> Result<Row, SampleProblem> {
+        let length = self.length;
+        match rows {
+            RecordRows::Masked => tfrecord::masked_row(record, length, self.samples.predicts_next_sentence()),
+            RecordRows::Words(vocabulary) => tfrecord::words_row(record, length, |word| vocabulary.number(word)),
+            RecordRows::Sentences(vocabulary, is_pair) => {
+                let found = tfrecord::sentences(record, *is_pair)?;
+                Ok(row::sentence_row(vocabulary, length, &found.first, found.second.as_deref(), found.class))
+            }
+            RecordRows::TokenClasses(_) => {
+                let counts_padding =
+                    matches!(self.samples.task, EncoderLabels::TokenClasses { counts_padding: true, .. });
+                tfrecord::token_classes_row(record, length, counts_padding)
+            }
+            RecordRows::Summaries => tfrecord::summary_row(record, length),
+            RecordRows::Answers => tfrecord::answer_row(record, length),
+        }
     }
 
     /// Returns a window of a text, with another one as its second segment in half of the samples.
@@ -378,6 +425,16 @@ impl EncoderSource {
                     array.resize(count, 0);
                 }
                 "next_sentence_label" => array.push(check(row.label, 2)?),
+                "attention_span" | "position_ids" => {
+                    let is_span = name == "attention_span";
+                    match &row.packing {
+                        Some([spans, positions]) => array.extend(if is_span { spans } else { positions }),
+                        // One sequence.
+                        None if is_span => array.extend((0..used as i32).rev()),
+                        None => array.extend(0..used as i32),
+                    }
+                    array.resize(count, 0);
+                }
                 "labels" if matches!(self.samples.task, EncoderLabels::Class { .. }) => {
                     array.push(check(row.label, bound)?);
                 }
@@ -465,12 +522,23 @@ fn open_records(
     rows: TfRecordRows,
     is_lower_case: bool,
 ) -> Result<(RowSource, SpecialTokens), DataError> {
-    let (data, words) = tfrecord::records_and_vocabulary(paths, rows);
-    let files = TfRecordFiles::open(&tfrecord::record_files(data)?)?;
-    let vocabulary = words.first().map(|words| Vocabulary::open(words.as_ref(), is_lower_case)).transpose()?;
-    let special = special_tokens(samples, vocabulary.as_ref())?;
+    let (data, others) = tfrecord::records_and_vocabulary(paths, rows);
+    let files = TfRecordFiles::open(&tfrecord::record_files(data, rows)?)?;
+    let other = others.first().map_or(Path::new(""), Path::new);
+    let vocabulary = || Vocabulary::open(other, is_lower_case);
+    let rows = match rows {
+        TfRecordRows::Tokens => return Err(DataError::NotForEncoders),
+        TfRecordRows::Masked => RecordRows::Masked,
+        TfRecordRows::Words => RecordRows::Words(vocabulary()?),
+        TfRecordRows::Sentences => RecordRows::Sentences(vocabulary()?, false),
+        TfRecordRows::SentencePairs => RecordRows::Sentences(vocabulary()?, true),
+        TfRecordRows::TokenClasses => RecordRows::TokenClasses(read_classes(other)?),
+        TfRecordRows::Summaries => RecordRows::Summaries,
+        TfRecordRows::Answers => RecordRows::Answers,
+    };
+    let special = special_tokens(samples, rows.vocabulary())?;
     let order = order_of(spec, split_range(spec, files.records()))?;
-    Ok((RowSource::Records { files, vocabulary, order }, special))
+    Ok((RowSource::Records { files, rows, order }, special))
 }
 
 /// Returns the special tokens of a vocabulary, which must not be larger than that of the model. Without a vocabulary,

@@ -90,6 +90,8 @@ pub(crate) struct Row {
     pub predictions: Vec<(usize, i32)>,
     /// The label of the sample: its class, or whether the second segment does not follow the first.
     pub label: i32,
+    /// For each token, the number of later tokens of its sequence, and its position there; `None` if all are of one.
+    pub packing: Option<[Vec<i32>; 2]>,
 }
 
 /// Reads a row. `length` is the number of tokens of a sample.
@@ -168,8 +170,8 @@ fn words(
         tokens: words.iter().map(|word| vocabulary.number(word)).collect(),
         segments: if predicts_next_sentence { fields.integers(1)?.unwrap_or_default() } else { Vec::new() },
         continues: words.iter().map(|word| word.starts_with("##")).collect(),
-        predictions: Vec::new(),
         label: if predicts_next_sentence { fields.integer(2)? } else { 0 },
+        ..Row::default()
     })
 }
 
@@ -192,9 +194,9 @@ fn masked(fields: &Fields<'_>, predicts_next_sentence: bool) -> Result<Row, Samp
     Ok(Row {
         tokens,
         segments: if predicts_next_sentence { column(5)? } else { Vec::new() },
-        continues: Vec::new(),
         predictions,
         label: if predicts_next_sentence { fields.integer(6)? } else { 0 },
+        ..Row::default()
     })
 }
 
@@ -220,8 +222,22 @@ fn answer(fields: &Fields<'_>, length: usize) -> Result<Row, SampleProblem> {
 
 fn sentences(rows: CsvRows, fields: &Fields<'_>, vocabulary: &Vocabulary, length: usize) -> Result<Row, SampleProblem> {
     let is_pair = rows == CsvRows::SentencePairs;
-    let mut first = vocabulary.encode(&fields.required(0)?);
-    let mut second = if is_pair { vocabulary.encode(&fields.required(1)?) } else { Vec::new() };
+    let second = is_pair.then(|| fields.required(1)).transpose()?;
+    let label = if is_pair { pair_class(&fields.required(2)?)? } else { fields.integer(1)? };
+    Ok(sentence_row(vocabulary, length, &fields.required(0)?, second.as_deref(), label))
+}
+
+/// Divides one or two sentences into words, with special tokens, and shortens the longer one to the length of a sample.
+pub(super) fn sentence_row(
+    vocabulary: &Vocabulary,
+    length: usize,
+    first: &str,
+    second: Option<&str>,
+    label: i32,
+) -> Row {
+    let is_pair = second.is_some();
+    let mut first = vocabulary.encode(first);
+    let mut second = second.map(|second| vocabulary.encode(second)).unwrap_or_default();
     let max_tokens = length.saturating_sub(if is_pair { 3 } else { 2 });
     while first.len() + second.len() > max_tokens {
         if first.len() > second.len() {
@@ -238,8 +254,7 @@ fn sentences(rows: CsvRows, fields: &Fields<'_>, vocabulary: &Vocabulary, length
         segments.resize(tokens.len(), 1);
     }
     tokens.truncate(length);
-    let label = if is_pair { pair_class(&fields.required(2)?)? } else { fields.integer(1)? };
-    Ok(Row { tokens, segments, label, ..Row::default() })
+    Row { tokens, segments, label, ..Row::default() }
 }
 
 fn token_classes(fields: &Fields<'_>, vocabulary: &Vocabulary) -> Result<Row, SampleProblem> {

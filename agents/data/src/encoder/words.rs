@@ -90,8 +90,7 @@ impl Vocabulary {
     /// Adds the classes of a JSON file that maps names to numbers.
     pub fn with_classes(mut self, path: &Path) -> Result<Self, DataError> {
         let text = read_small(path)?;
-        let problem = |_| DataError::Vocabulary { path: path.into(), problem: VocabularyProblem::NotClasses };
-        self.classes = serde_json::from_slice(&text).map_err(problem)?;
+        self.classes = parse_classes(path, &text)?;
         let mut hasher = blake3::Hasher::new_derive_key("millrace vocabulary with classes, version 1");
         self.digest = *hasher.update(&self.digest).update(&text).finalize().as_bytes();
         Ok(self)
@@ -157,6 +156,16 @@ impl Vocabulary {
             rest = &rest[end..];
         }
     }
+}
+
+/// Reads a JSON file that maps the names of classes to their numbers.
+pub(super) fn read_classes(path: &Path) -> Result<HashMap<String, i32>, DataError> {
+    parse_classes(path, &read_small(path)?)
+}
+
+fn parse_classes(path: &Path, text: &[u8]) -> Result<HashMap<String, i32>, DataError> {
+    let problem = |_| DataError::Vocabulary { path: path.into(), problem: VocabularyProblem::NotClasses };
+    serde_json::from_slice(text).map_err(problem)
 }
 
 /// Reads the text of a vocabulary.

@@ -1,4 +1,4 @@
-//! One open HDF5 file with a dataset `data`.
+//! One open HDF5 file with a dataset `data`, and perhaps one of labels.
 //!
 //! * Opening reads the file's headers only. Reading reads the chunks that contain the requested values, by positional
 //!   reads: a file of any size needs the memory of a few chunks.
@@ -24,6 +24,16 @@ pub(super) const DATASET: &str = "data";
 pub(crate) const SAMPLE_ROWS: u64 = 3;
 /// Rows of a sample of packed sequences: also attention spans and positions.
 const PACKED_ROWS: u64 = 5;
+/// Rows of a sample of an encoder whose labels are in a dataset of their own: input_ids, attention mask.
+const UNLABELED_ROWS: u64 = 2;
+/// Rows of such a sample of packed sequences.
+const UNLABELED_PACKED_ROWS: u64 = 4;
+/// Name of the dataset with the labels of these samples.
+const LABELS: &str = "labels";
+/// Rows of labels for all tokens.
+const LABEL_ROWS: u64 = 1;
+/// Rows of labels for some tokens: also their positions, and whether they count.
+pub(super) const GATHERED_LABEL_ROWS: u64 = 3;
 /// Decoded chunks that a file keeps. h5py chooses chunks of at most 1 MiB for a corpus.
 const CHUNK_CACHE_BYTES: usize = 4 << 20;
 /// Maximum bytes of a decoded chunk. Writers choose up to a few MiB; the bound keeps a damaged header from allocating
@@ -45,6 +55,9 @@ pub(crate) enum FileShape {
     Samples { samples: u64, length: u64 },
     /// Samples of several sequences, of five rows: int32 of shape (samples, 5, length).
     Packed { samples: u64, length: u64 },
+    /// Samples of an encoder whose labels are in a dataset of their own: int32 of shape (samples, 2, length), or of 4
+    /// rows if they are packed.
+    Unlabeled { samples: u64, length: u64, is_packed: bool },
     /// A stream of tokens: unsigned integers of shape (tokens).
     Corpus { tokens: u64, token_bytes: u32 },
 }
@@ -55,7 +68,20 @@ impl FileShape {
         match self {
             Self::Samples { .. } => "samples",
             Self::Packed { .. } => "packed samples",
+            Self::Unlabeled { is_packed: false, .. } => "samples of an encoder",
+            Self::Unlabeled { is_packed: true, .. } => "packed samples of an encoder",
             Self::Corpus { .. } => "a corpus",
+        }
+    }
+
+    /// Returns the rows of a sample; 0 for a corpus.
+    pub(crate) fn rows(self) -> u64 {
+        match self {
+            Self::Samples { .. } => SAMPLE_ROWS,
+            Self::Packed { .. } => PACKED_ROWS,
+            Self::Unlabeled { is_packed: false, .. } => UNLABELED_ROWS,
+            Self::Unlabeled { is_packed: true, .. } => UNLABELED_PACKED_ROWS,
+            Self::Corpus { .. } => 0,
         }
     }
 }
@@ -63,7 +89,16 @@ impl FileShape {
 /// An open file.
 pub(crate) struct DataFile {
     dataset: Dataset,
+    /// The labels of an encoder's samples, if they are not among their rows.
+    labels: Option<LabelDataset>,
     pub(crate) shape: FileShape,
+}
+
+struct LabelDataset {
+    dataset: Dataset,
+    rows: u64,
+    /// Number of labels of a sample.
+    count: u64,
 }
 
 impl DataFile {
@@ -91,15 +126,30 @@ impl DataFile {
         }
         let dataset = guarded(|| file.dataset(DATASET)).map_err(|error| problem(missing_dataset(&file, error)))?;
         let shape = shape_of(&dataset).map_err(problem)?;
-        Ok(Self { dataset, shape })
+        let labels = match shape {
+            FileShape::Unlabeled { samples, length, .. } => {
+                let labels = guarded(|| file.dataset(LABELS)).map_err(|_| problem(Hdf5Problem::NoLabels))?;
+                Some(labels_of(labels, samples, length).ok_or_else(|| problem(Hdf5Problem::NoLabels))?)
+            }
+            _ => None,
+        };
+        Ok(Self { dataset, labels, shape })
     }
 
     /// Returns the values of one sample, row after row.
     pub(crate) fn read_sample(&self, sample: u64, length: usize) -> Result<Vec<i32>, Hdf5ReadError> {
         let all = SliceInfoElem::Slice { start: 0, end: u64::MAX, step: 1 };
         let selection = vec![SliceInfoElem::Index(sample), all.clone(), all];
-        let rows = if matches!(self.shape, FileShape::Packed { .. }) { PACKED_ROWS } else { SAMPLE_ROWS };
-        self.read(selection, rows as usize * length, |value| value)
+        self.read(&self.dataset, selection, self.shape.rows() as usize * length, |value| value)
+    }
+
+    /// Returns the labels of one sample, row after row, and the number of rows; `None` if they are among its rows.
+    pub(crate) fn read_labels(&self, sample: u64) -> Result<Option<(u64, Vec<i32>)>, Hdf5ReadError> {
+        let Some(LabelDataset { dataset, rows, count }) = &self.labels else { return Ok(None) };
+        let all = SliceInfoElem::Slice { start: 0, end: u64::MAX, step: 1 };
+        let selection = vec![SliceInfoElem::Index(sample), all.clone(), all];
+        let values = self.read(dataset, selection, (rows * count) as usize, |value| value)?;
+        Ok(Some((*rows, values)))
     }
 
     /// Returns the tokens of a range.
@@ -107,20 +157,21 @@ impl DataFile {
         let count = (range.end - range.start) as usize;
         let selection = vec![SliceInfoElem::Slice { start: range.start, end: range.end, step: 1 }];
         match self.shape {
-            FileShape::Corpus { token_bytes: 1, .. } => self.read::<u8, _>(selection, count, u32::from),
-            FileShape::Corpus { token_bytes: 2, .. } => self.read::<u16, _>(selection, count, u32::from),
-            _ => self.read(selection, count, |value: u32| value),
+            FileShape::Corpus { token_bytes: 1, .. } => self.read::<u8, _>(&self.dataset, selection, count, u32::from),
+            FileShape::Corpus { token_bytes: 2, .. } => self.read::<u16, _>(&self.dataset, selection, count, u32::from),
+            _ => self.read(&self.dataset, selection, count, |value: u32| value),
         }
     }
 
     fn read<T: H5Type + Copy, V>(
         &self,
+        dataset: &Dataset,
         selections: Vec<SliceInfoElem>,
         expected: usize,
         convert: impl Fn(T) -> V,
     ) -> Result<Vec<V>, Hdf5ReadError> {
         let selection = SliceInfo { selections };
-        let values = guarded(|| self.dataset.read_slice::<T>(&selection))?;
+        let values = guarded(|| dataset.read_slice::<T>(&selection))?;
         if values.len() != expected {
             return Err(Hdf5ReadError::WrongCount { found: values.len(), expected });
         }
@@ -181,13 +232,30 @@ fn shape_of(dataset: &Dataset) -> Result<FileShape, Hdf5Problem> {
         (&[samples, PACKED_ROWS, length], Datatype::FixedPoint { size: 4, signed: true, .. }) => {
             Ok(FileShape::Packed { samples, length })
         }
-        (&[_, SAMPLE_ROWS | PACKED_ROWS, _], _) => Err(wrong_type("samples of int32")),
+        (
+            &[samples, rows @ (UNLABELED_ROWS | UNLABELED_PACKED_ROWS), length],
+            Datatype::FixedPoint { size: 4, signed: true, .. },
+        ) => Ok(FileShape::Unlabeled { samples, length, is_packed: rows == UNLABELED_PACKED_ROWS }),
+        (&[_, SAMPLE_ROWS | PACKED_ROWS | UNLABELED_ROWS | UNLABELED_PACKED_ROWS, _], _) => {
+            Err(wrong_type("samples of int32"))
+        }
         (&[tokens], Datatype::FixedPoint { size: size @ (1 | 2 | 4), signed: false, .. }) => {
             Ok(FileShape::Corpus { tokens, token_bytes: u32::from(*size) })
         }
         (&[_], _) => Err(wrong_type("a corpus of uint8, uint16 or uint32")),
         (shape, _) => Err(Hdf5Problem::WrongShape { found: shape.to_vec() }),
     }
+}
+
+/// Returns the labels of `samples` samples, if the dataset has their shape and type.
+fn labels_of(dataset: Dataset, samples: u64, length: u64) -> Option<LabelDataset> {
+    let Datatype::FixedPoint { size: 4, signed: true, .. } = dataset.dtype() else { return None };
+    let (rows, count) = match *dataset.shape() {
+        [found, LABEL_ROWS, count] if found == samples && count == length => (LABEL_ROWS, count),
+        [found, GATHERED_LABEL_ROWS, count] if found == samples && count <= length => (GATHERED_LABEL_ROWS, count),
+        _ => return None,
+    };
+    Some(LabelDataset { dataset, rows, count })
 }
 
 /// Returns NumPy's name of a type.

@@ -1,9 +1,12 @@
 //! HDF5 files as the public model zoo writes them, joined to one sequence of samples or one stream of tokens.
 //!
-//! Each file has a dataset `data` in one of three formats, and all files of a source have the same:
+//! Each file has a dataset `data` in one of these formats, and all files of a source have the same:
 //!
 //! * *samples*: int32 of shape (samples, 3, length) with the rows input_ids, loss mask and labels;
 //! * *packed samples* of several sequences: of shape (samples, 5, length), also with attention spans and positions;
+//! * samples of an encoder, whose second row is the attention mask; they may have no labels (2 or 4 rows) if there is a
+//!   dataset `labels` of shape (samples, 1, length), or (samples, 3, labels), also with positions and whether they
+//!   count;
 //! * *corpus*: uint8, uint16 or uint32 of shape (tokens), cut into windows as token files are.
 //!
 //! Guarantees:
@@ -21,6 +24,7 @@ mod write;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use file::GATHERED_LABEL_ROWS;
 pub(crate) use file::{DataFile, FileShape};
 pub use problem::{Hdf5Problem, Hdf5ReadError, SampleProblem};
 pub use write::write_hdf5;
@@ -32,6 +36,8 @@ use crate::encoder::Row;
 const MAX_OPEN_FILES: usize = 64;
 /// Distinguishes packed samples from others of the same length, which is always smaller, in the digest.
 const PACKED_DIGEST: u64 = 1 << 63;
+/// Likewise samples whose labels are in another dataset.
+const UNLABELED_DIGEST: u64 = 1 << 62;
 /// A label without a token.
 pub(crate) const NO_LABEL: i32 = -1;
 /// The label that PyTorch's cross-entropy ignores.
@@ -59,6 +65,16 @@ pub(crate) struct Hdf5Store {
     pub(crate) digest: [u8; 32],
 }
 
+/// The samples that are expected of files.
+#[derive(Clone, Copy)]
+pub(crate) struct ExpectedSamples {
+    /// Number of tokens.
+    pub length: usize,
+    pub is_packed: bool,
+    /// Whether they are those of an encoder. If the samples of an encoder may be packed, others are accepted, too.
+    pub is_for_encoder: bool,
+}
+
 struct IndexedFile {
     path: PathBuf,
     /// Number of the first sample, or token, after this file.
@@ -66,21 +82,23 @@ struct IndexedFile {
 }
 
 impl Hdf5Store {
-    /// Opens every file to read its shape. Samples must have `length` tokens, and be packed if `is_packed`.
-    pub(crate) fn open(paths: &[PathBuf], length: usize, vocab_size: u32, is_packed: bool) -> Result<Self, DataError> {
+    /// Opens every file to read its shape, which must be that of the expected samples, or of a corpus.
+    pub(crate) fn open(paths: &[PathBuf], expected: ExpectedSamples, vocab_size: u32) -> Result<Self, DataError> {
         let mut hasher = blake3::Hasher::new_derive_key("millrace HDF5 files, version 1");
         let mut files: Vec<IndexedFile> = Vec::with_capacity(paths.len());
         let mut first: Option<FileShape> = None;
         let mut end = 0_u64;
         for path in paths {
             let shape = DataFile::open(path)?.shape;
-            check_shape(shape, first, (length, is_packed))
-                .map_err(|problem| DataError::Hdf5 { path: path.clone(), problem })?;
+            check_shape(shape, first, expected).map_err(|problem| DataError::Hdf5 { path: path.clone(), problem })?;
             first = first.or(Some(shape));
             let (count, unit) = match shape {
                 FileShape::Samples { samples, length } => (samples, length),
                 // The unit differs from that of other samples, as the digest does.
                 FileShape::Packed { samples, length } => (samples, length | PACKED_DIGEST),
+                FileShape::Unlabeled { samples, length, is_packed } => {
+                    (samples, length | UNLABELED_DIGEST | if is_packed { PACKED_DIGEST } else { 0 })
+                }
                 FileShape::Corpus { tokens, token_bytes } => (tokens, token_bytes.into()),
             };
             end = end.saturating_add(count);
@@ -89,11 +107,13 @@ impl Hdf5Store {
         }
         let size = match first {
             None => return Err(DataError::NoPaths),
-            Some(FileShape::Samples { .. } | FileShape::Packed { .. }) => Hdf5Size::Samples(end),
+            Some(FileShape::Samples { .. } | FileShape::Packed { .. } | FileShape::Unlabeled { .. }) => {
+                Hdf5Size::Samples(end)
+            }
             Some(FileShape::Corpus { .. }) => Hdf5Size::Tokens(end),
         };
         let digest = *hasher.finalize().as_bytes();
-        Ok(Self { files, size, vocab_size, is_packed, open: Mutex::default(), digest })
+        Ok(Self { files, size, vocab_size, is_packed: expected.is_packed, open: Mutex::default(), digest })
     }
 
     pub(crate) fn size(&self) -> Hdf5Size {
@@ -119,13 +139,11 @@ impl Hdf5Store {
         let [input_ids, labels, spans, positions] = rows;
         let found = self.read_rows(sample, input_ids, labels)?;
         let length = spans.len();
-        for (row, to, name) in [(3, spans, "attention span"), (4, positions, "position")] {
-            let from = found.get(row * length..(row + 1) * length).unwrap_or_default();
-            if let Some((position, &value)) = from.iter().enumerate().find(|(_, value)| !is_below(**value, length)) {
-                let (index, number) = self.locate(sample);
-                let problem = SampleProblem::PackingValue { row: name, position, value, max: length - 1 };
-                return Err(self.sample_error(index, "sample", number, problem));
-            }
+        let packing = packing_rows(&found, 3, length).map_err(|problem| {
+            let (index, number) = self.locate(sample);
+            self.sample_error(index, "sample", number, problem)
+        })?;
+        for (to, from) in [spans, positions].into_iter().zip(packing) {
             to.copy_from_slice(from);
         }
         Ok(())
@@ -174,9 +192,10 @@ impl Hdf5Store {
     pub(crate) fn read_masked(&self, sample: u64, length: usize) -> Result<Row, DataError> {
         let (index, number) = self.locate(sample);
         let error = |problem| self.sample_error(index, "sample", number, problem);
-        let read = self.file(index)?.read_sample(number, length);
-        let rows = read.map_err(|cause| self.close_after(index, error(SampleProblem::Unreadable(cause))))?;
-        masked_row(&rows, length).map_err(error)
+        let file = self.file(index)?;
+        let read = file.read_sample(number, length).and_then(|rows| Ok((rows, file.read_labels(number)?)));
+        let (rows, labels) = read.map_err(|cause| self.close_after(index, error(SampleProblem::Unreadable(cause))))?;
+        encoder_row(&rows, labels.as_ref().map(|(rows, labels)| (*rows, labels.as_slice())), length).map_err(error)
     }
 
     /// Writes the tokens from index `token`, and for each the next one to `labels`. The tokens must exist.
@@ -257,21 +276,57 @@ impl Hdf5Store {
     }
 }
 
-/// Converts rows of input_ids, attention mask and labels.
-fn masked_row(rows: &[i32], length: usize) -> Result<Row, SampleProblem> {
-    let (tokens, rest) = rows.split_at(length.min(rows.len()));
-    let (mask, labels) = rest.split_at(length.min(rest.len()));
+/// Converts rows of input_ids, attention mask and labels, unless these are given beside them with the number of their
+/// rows. Packed samples have two further rows.
+fn encoder_row(rows: &[i32], labels: Option<(u64, &[i32])>, length: usize) -> Result<Row, SampleProblem> {
+    let row = |index: usize| rows.get(index * length..(index + 1) * length).unwrap_or_default();
+    let (tokens, mask) = (row(0), row(1));
+    let own_rows = if labels.is_none() { 3 } else { 2 };
+    let packing = (rows.len() > own_rows * length).then(|| packing_rows(rows, own_rows, length)).transpose()?;
     let used = mask.iter().take_while(|mask| **mask != 0).count();
     if mask[used..].iter().any(|mask| *mask != 0) {
         let expected = "a mask of tokens that are followed by padding";
         return Err(SampleProblem::Malformed { column: "attention_mask", expected });
     }
-    let predictions = labels.iter().enumerate().filter(|(_, label)| **label != IGNORED_LABEL);
-    Ok(Row {
-        tokens: tokens[..used].to_vec(),
-        predictions: predictions.map(|(position, label)| (position, *label)).collect(),
-        ..Row::default()
-    })
+    let predictions = match labels {
+        None => predictions_at_all(row(2)),
+        Some((GATHERED_LABEL_ROWS, labels)) => gathered_predictions(labels)?,
+        Some((_, labels)) => predictions_at_all(labels),
+    };
+    let packing = packing.map(|packing| packing.map(|integers| integers[..used].to_vec()));
+    Ok(Row { tokens: tokens[..used].to_vec(), predictions, packing, ..Row::default() })
+}
+
+/// Returns the labels that count, of one for each token.
+fn predictions_at_all(labels: &[i32]) -> Vec<(usize, i32)> {
+    let counted = labels.iter().enumerate().filter(|(_, label)| **label != IGNORED_LABEL);
+    counted.map(|(position, label)| (position, *label)).collect()
+}
+
+/// Returns the labels that count, of rows of labels, positions, and whether they count.
+fn gathered_predictions(rows: &[i32]) -> Result<Vec<(usize, i32)>, SampleProblem> {
+    let (labels, rest) = rows.split_at(rows.len() / 3);
+    let (positions, flags) = rest.split_at(rest.len() / 2);
+    let counted =
+        labels.iter().zip(positions).zip(flags).filter(|((label, _), flag)| **flag != 0 && **label != IGNORED_LABEL);
+    let prediction = |((label, position), _): ((&i32, &i32), &i32)| {
+        let expected = "a list of positions of the sample";
+        let malformed = SampleProblem::Malformed { column: "masked_lm_positions", expected };
+        usize::try_from(*position).map(|position| (position, *label)).map_err(|_| malformed)
+    };
+    counted.map(prediction).collect()
+}
+
+/// Returns the attention spans and the positions of a packed sample, which begin at row `first`.
+fn packing_rows(rows: &[i32], first: usize, length: usize) -> Result<[&[i32]; 2], SampleProblem> {
+    let mut packing = [&rows[..0]; 2];
+    for ((index, name), to) in (first..).zip(["attention span", "position"]).zip(&mut packing) {
+        *to = rows.get(index * length..(index + 1) * length).unwrap_or_default();
+        if let Some((position, &value)) = to.iter().enumerate().find(|(_, value)| !is_below(**value, length)) {
+            return Err(SampleProblem::PackingValue { row: name, position, value, max: length - 1 });
+        }
+    }
+    Ok(packing)
 }
 
 fn is_below(value: i32, bound: usize) -> bool {
@@ -282,16 +337,20 @@ fn is_below(value: i32, bound: usize) -> bool {
 fn check_shape(
     shape: FileShape,
     first: Option<FileShape>,
-    (length, is_packed): (usize, bool),
+    ExpectedSamples { length, is_packed, is_for_encoder }: ExpectedSamples,
 ) -> Result<(), Hdf5Problem> {
     let (found, expected) = (shape.format_name(), first.unwrap_or(shape).format_name());
     if found != expected {
         return Err(Hdf5Problem::MixedFormats { found, expected });
     }
+    let is_file_packed = matches!(shape, FileShape::Packed { .. } | FileShape::Unlabeled { is_packed: true, .. });
     match shape {
-        FileShape::Packed { .. } if !is_packed => Err(Hdf5Problem::Packed),
-        FileShape::Samples { .. } | FileShape::Corpus { .. } if is_packed => Err(Hdf5Problem::NotPacked { found }),
-        FileShape::Samples { length: found, .. } | FileShape::Packed { length: found, .. }
+        FileShape::Unlabeled { .. } if !is_for_encoder => Err(Hdf5Problem::ForEncoders),
+        _ if is_file_packed && !is_packed => Err(Hdf5Problem::Packed { rows: shape.rows() }),
+        _ if is_packed && !is_file_packed && !is_for_encoder => Err(Hdf5Problem::NotPacked { found }),
+        FileShape::Samples { length: found, .. }
+        | FileShape::Packed { length: found, .. }
+        | FileShape::Unlabeled { length: found, .. }
             if found != length as u64 =>
         {
             Err(Hdf5Problem::WrongLength { found, expected: length })

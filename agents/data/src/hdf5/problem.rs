@@ -22,8 +22,15 @@ pub enum Hdf5Problem {
     WrongType { found: String, expected: &'static str },
     #[error("has a dataset \"data\" of shape {found:?}; expected (samples, 3, length) or (tokens)")]
     WrongShape { found: Vec<u64> },
-    #[error("has samples of packed sequences (5 rows), but use_vsl is not set")]
-    Packed,
+    #[error("has samples of packed sequences ({rows} rows), but use_vsl is not set")]
+    Packed { rows: u64 },
+    #[error(
+        "has no labels beside its samples: a dataset \"labels\" of int32 and shape (samples, 1, length), or of 3 rows \
+         with labels, positions and whether they count"
+    )]
+    NoLabels,
+    #[error("has samples of an encoder, without labels among their rows")]
+    ForEncoders,
     #[error("contains {found}, but use_vsl is set, which needs samples of packed sequences (5 rows)")]
     NotPacked { found: &'static str },
     #[error("has samples of {found} tokens, but max_sequence_length is {expected}")]
@@ -42,8 +49,10 @@ impl Hdf5Problem {
             Self::WrongLength { found, .. } => {
                 format!("set max_sequence_length to {found}, or use data that was prepared for this length")
             }
-            Self::Packed => "set train_input.use_vsl: True, or prepare the data without packing".to_owned(),
+            Self::Packed { .. } => "set train_input.use_vsl: True, or prepare the data without packing".to_owned(),
             Self::NotPacked { .. } => "leave use_vsl out, or prepare the data with packing".to_owned(),
+            Self::ForEncoders => "use BertHDF5DataProcessor and a model of a family of bert, or esm2".to_owned(),
+            Self::NoLabels => "prepare the data again for masked tokens (training_objective: mlm)".to_owned(),
             Self::MixedFormats { .. } => "put the two formats into different directories".to_owned(),
             _ => FORMAT.to_owned(),
         }

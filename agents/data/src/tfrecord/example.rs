@@ -91,6 +91,14 @@ impl Example {
         }
     }
 
+    /// Returns the only text of a feature.
+    pub fn text(&self, name: &str) -> Option<String> {
+        match self.feature(name)?.bytes.as_ref()?.value.as_slice() {
+            [text] => String::from_utf8(text.clone()).ok(),
+            _ => None,
+        }
+    }
+
     /// Returns the words of a sequence, each of which is a feature of bytes.
     pub fn words(&self, name: &str) -> Option<Vec<String>> {
         let list = self.feature_lists.as_ref()?.feature_list.get(name)?;
@@ -105,11 +113,20 @@ pub(super) mod tests {
 
     /// Returns an example with these features of integers.
     pub fn example(features: &[(&str, &[i64])]) -> Vec<u8> {
-        let feature = |(name, value): &(&str, &[i64])| {
+        example_with_texts(features, &[])
+    }
+
+    /// Returns an example with these features of integers and of texts.
+    pub fn example_with_texts(features: &[(&str, &[i64])], texts: &[(&str, &str)]) -> Vec<u8> {
+        let integers = features.iter().map(|(name, value)| {
             let integers = Some(IntegerList { value: value.to_vec() });
             ((*name).to_owned(), Feature { bytes: None, floats: None, integers })
-        };
-        let features = Some(Features { feature: features.iter().map(feature).collect() });
+        });
+        let texts = texts.iter().map(|(name, text)| {
+            let bytes = Some(BytesList { value: vec![text.as_bytes().to_vec()] });
+            ((*name).to_owned(), Feature { bytes, floats: None, integers: None })
+        });
+        let features = Some(Features { feature: integers.chain(texts).collect() });
         Example { features, feature_lists: None }.encode_to_vec()
     }
 

@@ -5,6 +5,10 @@
 //! | tokens | `input_ids`, `labels`, and `input_mask` or `attention_mask`, which is 0 where a label does not count |
 //! | masked | `input_ids`, `input_mask`, `masked_lm_positions`, `_ids` and `_weights`, and optionally those below |
 //! | words | `tokens`, a sequence of words of the vocabulary |
+//! | sentences, pairs | `sentence`, or `premise` and `hypothesis`, and `label`, as `tensorflow_datasets` writes GLUE |
+//! | token classes | `input_ids`, `input_mask`, `segment_ids`, `label_ids` |
+//! | summaries | `input_ids`, `input_mask`, `segment_ids`, `cls_indices`, `labels`, `cls_weights` |
+//! | answers | `input_ids`, `input_mask`, `segment_ids`, `start_positions`, `end_positions` |
 //!
 //! * Masked records may have `segment_ids`; they need `next_sentence_labels` if the model predicts the next sentence.
 //! * The value of `input_mask` that the first token has marks tokens, and the other one padding: the zoo's files for
@@ -12,9 +16,13 @@
 //! * Every record is checked when it is read: its checksum, its features and their lengths, and every token.
 
 mod example;
+mod fine_tuning;
 mod frame;
 
-use std::path::PathBuf;
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+
+pub(crate) use fine_tuning::{answer_row, sentences, summary_row, token_classes_row};
 
 pub(crate) use frame::{Record, TfRecordFiles};
 pub use frame::{TfRecordProblem, tfrecord_frame};
@@ -39,16 +47,60 @@ pub enum TfRecordRows {
     Masked,
     /// Words of a vocabulary, for an encoder; tokens are masked when they are read.
     Words,
+    /// A sentence and its class.
+    Sentences,
+    /// Two sentences and their class.
+    SentencePairs,
+    /// Tokens with the number of a class for each.
+    TokenClasses,
+    /// Tokens, the places of sentences, and whether each belongs to the summary.
+    Summaries,
+    /// The tokens of a question and a text, and the positions of the answer.
+    Answers,
 }
 
-/// Returns the files of `entries`. A directory stands for its `*.tfrecord*` files, as in the public model zoo.
-pub(crate) fn record_files(entries: &[String]) -> Result<Vec<PathBuf>, DataError> {
-    expand(entries, "tfrecord*")
+impl TfRecordRows {
+    /// Returns whether the records contain words, so that the last path is that of a vocabulary.
+    pub const fn has_words(self) -> bool {
+        matches!(self, Self::Words | Self::Sentences | Self::SentencePairs)
+    }
+
+    const fn is_of_datasets(self) -> bool {
+        matches!(self, Self::Sentences | Self::SentencePairs)
+    }
 }
 
-/// Divides the paths of a source into records and vocabulary.
+/// Returns the files of `entries`. A directory stands for its `*.tfrecord*` files, as in the public model zoo. Of the
+/// versions of a dataset that `tensorflow_datasets` prepared, the newest is read.
+pub(crate) fn record_files(entries: &[String], rows: TfRecordRows) -> Result<Vec<PathBuf>, DataError> {
+    match expand(entries, "tfrecord*") {
+        Ok(files) if rows.is_of_datasets() => Ok(newest_versions(files)),
+        Err(DataError::NoMatch { pattern, .. }) if rows.is_of_datasets() => Err(DataError::NotPrepared { pattern }),
+        files => files,
+    }
+}
+
+/// Removes files whose directory is that of an older version, such as `1.0.0` beside `2.0.0`.
+fn newest_versions(mut files: Vec<PathBuf>) -> Vec<PathBuf> {
+    fn version(file: &Path) -> Option<(PathBuf, [u32; 3])> {
+        let directory = file.parent()?;
+        let parts = directory.file_name()?.to_str()?.split('.').map(|part| part.parse().ok());
+        let version: Vec<u32> = parts.collect::<Option<_>>()?;
+        Some((directory.parent()?.to_owned(), version.try_into().ok()?))
+    }
+    let mut newest: HashMap<PathBuf, [u32; 3]> = HashMap::new();
+    for (dataset, version) in files.iter().filter_map(|file| version(file)) {
+        let found = newest.entry(dataset).or_insert(version);
+        *found = version.max(*found);
+    }
+    files.retain(|file| version(file).is_none_or(|(dataset, version)| newest.get(&dataset) == Some(&version)));
+    files
+}
+
+/// Divides the paths of a source into records, and the vocabulary or the names of classes.
 pub(crate) fn records_and_vocabulary(paths: &[String], rows: TfRecordRows) -> (&[String], &[String]) {
-    paths.split_at(paths.len().saturating_sub(usize::from(rows == TfRecordRows::Words)))
+    let others = usize::from(rows.has_words() || rows == TfRecordRows::TokenClasses);
+    paths.split_at(paths.len().saturating_sub(others))
 }
 
 /// Samples of a decoder.
@@ -119,17 +171,32 @@ fn sized(example: &Example, names: &[&'static str], expected: usize) -> Result<V
     Err(SampleProblem::FeatureLength { name, found: values.len(), expected })
 }
 
-/// Reads a record of masked tokens for samples of `length` tokens.
-pub(crate) fn masked_row(record: &Record<'_>, length: usize, predicts_next: bool) -> Result<Row, SampleProblem> {
-    let example = parse(record)?;
-    let narrow = |token: i64| i32::try_from(token).unwrap_or(i32::MAX);
-    let ids = sized(&example, &["input_ids"], length)?;
-    let mask = sized(&example, &["input_mask", "attention_mask"], length)?;
+/// Returns a number of an example as one of a sample; one that has no place there becomes one that is rejected.
+fn narrow(number: i64) -> i32 {
+    i32::try_from(number).unwrap_or(i32::MAX)
+}
+
+/// Returns the tokens before the padding, and the segments, of samples of `length` tokens.
+fn tokens_and_segments(example: &Example, length: usize) -> Result<Row, SampleProblem> {
+    let ids = sized(example, &["input_ids"], length)?;
+    let mask = sized(example, &["input_mask", "attention_mask"], length)?;
     let used = mask.iter().take_while(|value| Some(*value) == mask.first()).count();
     if mask.iter().skip(used).any(|value| Some(value) == mask.first()) {
         let expected = "a mask of tokens that are followed by padding";
         return Err(SampleProblem::Malformed { column: "input_mask", expected });
     }
+    let segments = example.integers("segment_ids").or_else(|| example.integers("token_type_ids")).unwrap_or_default();
+    Ok(Row {
+        tokens: ids.into_iter().take(used).map(narrow).collect(),
+        segments: segments.into_iter().map(narrow).collect(),
+        ..Row::default()
+    })
+}
+
+/// Reads a record of masked tokens for samples of `length` tokens.
+pub(crate) fn masked_row(record: &Record<'_>, length: usize, predicts_next: bool) -> Result<Row, SampleProblem> {
+    let example = parse(record)?;
+    let row = tokens_and_segments(&example, length)?;
     let positions = required(&example, &["masked_lm_positions"])?;
     let labels = sized(&example, &["masked_lm_ids"], positions.len())?;
     let weights = example.flags("masked_lm_weights");
@@ -146,18 +213,11 @@ pub(crate) fn masked_row(record: &Record<'_>, length: usize, predicts_next: bool
         })?;
         Ok((position, narrow(label)))
     });
-    let segments = example.integers("segment_ids").or_else(|| example.integers("token_type_ids")).unwrap_or_default();
     let label = match predicts_next {
         true => sized(&example, &["next_sentence_labels", "next_sentence_label"], 1)?[0],
         false => 0,
     };
-    Ok(Row {
-        tokens: ids.into_iter().take(used).map(narrow).collect(),
-        segments: segments.into_iter().map(narrow).collect(),
-        predictions: predictions.collect::<Result<_, SampleProblem>>()?,
-        label: narrow(label),
-        ..Row::default()
-    })
+    Ok(Row { predictions: predictions.collect::<Result<_, SampleProblem>>()?, label: narrow(label), ..row })
 }
 
 /// Reads a record of words, of which `number` returns the token, for samples of `length` tokens.
@@ -190,7 +250,10 @@ mod tests {
         let path = dir.path().join("a.tfrecords");
         std::fs::write(&path, bytes).unwrap();
         TfRecordStore {
-            files: TfRecordFiles::open(&record_files(&[dir.path().display().to_string()]).unwrap()).unwrap(),
+            files: TfRecordFiles::open(
+                &record_files(&[dir.path().display().to_string()], TfRecordRows::Tokens).unwrap(),
+            )
+            .unwrap(),
             vocab_size: 10,
         }
     }

@@ -22,9 +22,13 @@ section! {
         /// `PythonDataProcessor` a directory that the Python client writes for a dataset in Python.
         /// Encoders read CSV files with the columns of the zoo's processors, or all others but HDF5 samples, which are
         /// then masked when they are read. `BertHDF5DataProcessor` reads HDF5 samples of encoders, with the rows
-        /// input_ids, attention mask and labels, which do not count if they are -100. The TFRecord processors read
-        /// files, plain or compressed by gzip, with a sample in each record, as the zoo's TensorFlow programs write
-        /// them. `t5` and `transformer` read lines of words that are divided already:
+        /// input_ids, attention mask and labels, which do not count if they are -100. A dataset `labels` may have the
+        /// labels instead: one row, or three of labels, their positions, and whether they count. The TFRecord
+        /// processors, `NerDataProcessor` and `QuestionAnsweringDataProcessor` read files, plain or compressed by gzip,
+        /// with a sample in each record, as the zoo's TensorFlow programs write them. `Sst2DataProcessor` and
+        /// `MnliDataProcessor`, which the case distinguishes from those of CSV files, read what the library
+        /// `tensorflow_datasets` prepared in the directory `data_dir` (`glue/sst2` or `glue/mnli`; its newest version,
+        /// as TFRecord files). `t5` and `transformer` read lines of words that are divided already:
         /// `T5DynamicDataProcessor` replaces spans of them by sentinels when they are read (15% of the tokens, 3 in a
         /// span on average) and predicts these, and `TransformerDynamicDataProcessor` reads translations. Of all other
         /// sources of tokens, spans are replaced likewise. The last tokens of the vocabulary are the sentinels; of
@@ -43,6 +47,8 @@ section! {
         /// Further files, directories or globs, which are read after those of `data_dir`.
         data_files: OneOrMany = required_if("`data_dir` and `mixture` are omitted and the source reads files")
             .in_eval_input(otherwise("the files of `train_input`, if `data_processor` is omitted too")),
+        /// Spelling of `data_files` in files for TensorFlow.
+        data_file: OneOrMany = alias_of("data_files"),
         /// Sources of HDF5 files that are mixed, instead of `data_dir` and `data_files`. The weights are rounded to
         /// 1/10,000 of their sum; samples of a source are spread evenly, and each source begins again at its own end.
         /// An epoch ends when a source would be read a second time.
@@ -94,10 +100,14 @@ section! {
         tgt_vocab_file: String = default_from("train_input.vocab_file")
             .in_eval_input(default_from("train_input.tgt_vocab_file")),
         /// Names of the classes of tokens: a JSON file that maps each to its number, from 0.
-        label_vocab_file: String = required_if("`data_processor` is `BertTokenClassifierDataProcessor`")
+        label_vocab_file: String = required_if(
+            "`data_processor` is `BertTokenClassifierDataProcessor` or `NerDataProcessor`",
+        )
             .in_eval_input(otherwise("that of `train_input`")),
         /// Whether words are converted to lower case.
-        do_lower: bool = default("false"),
+        do_lower: bool = otherwise("false; true for `Sst2DataProcessor` and `MnliDataProcessor`"),
+        /// Whether sentences have special tokens before and after them.
+        add_special_tokens: bool = default("true").fixed(),
         /// Maximum number of predicted tokens in a sample of an encoder.
         max_predictions_per_seq: u64 = otherwise("labels at all positions"),
         /// Share of the tokens that an encoder has to predict. Of these, 80% are masked, 10% are replaced by random
@@ -143,9 +153,10 @@ section! {
         /// Number of tokens that the decoder of `t5` or `transformer` reads.
         tgt_max_sequence_length: u64 = default_from("model.tgt_max_position_embeddings")
             .in_eval_input(default_from("train_input.tgt_max_sequence_length")),
-        /// Whether samples of a decoder contain several sequences of variable length, which do not see each other: HDF5
-        /// samples of five rows, the last two of which are, for each token, the number of later tokens that attend to
-        /// it, and its position in its sequence. Not with a sliding window.
+        /// Whether samples contain several sequences of variable length, which do not see each other. HDF5 samples of
+        /// decoders then have five rows, the last two of which are, for each token, the number of later tokens that
+        /// attend to it, and its position in its sequence. Those of `BertHDF5DataProcessor` have these two rows, too;
+        /// an encoder that is trained on them may be evaluated on samples of one sequence. Not with a sliding window.
         use_vsl: bool = default("false").in_eval_input(otherwise("that of `train_input`")),
         /// Whether the data starts again at its end: always for training, never for evaluation.
         repeat: bool = default("true").fixed().in_eval_input(default("false")),
@@ -185,8 +196,6 @@ section! {
         dynamic_mlm_scale: bool,
         /// Whether the data are those of training; `eval_input` reads those of evaluation.
         is_training: bool,
-        /// Whether samples have special tokens; those of encoders always do.
-        add_special_tokens: bool,
         /// Older spelling of `dynamic_mlm_scale`.
         scale_mlm_weights: bool,
         /// Whether the model predicts the next sentence; `model.disable_nsp` decides it.

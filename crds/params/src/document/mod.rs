@@ -134,7 +134,9 @@ impl Params {
 
     fn read(root: &YamlNode) -> Result<Self, ParamsError> {
         let ClassicDocument { root: converted, names, ignored } = trainer::convert(root)?;
-        let (mut params, lines): (Self, LineNumbers) = read_tree(converted.as_ref().unwrap_or(root), KEY_STYLE)
+        let mut root = converted.unwrap_or_else(|| root.clone());
+        rename_keys(&mut root);
+        let (mut params, lines): (Self, LineNumbers) = read_tree(&root, KEY_STYLE)
             .map_err(|error: ParamsError| error.map_problems(|problem| names.rename(problem)))?;
         params.origin = DocumentOrigin { lines, names, ignored };
         Ok(params)
@@ -147,9 +149,6 @@ impl Params {
             section.as_ref().map(|section| section as &dyn ParamsSection)
         }
         let mut keys = Vec::new();
-        if self.csconfig.is_some() {
-            keys.push("csconfig".to_owned());
-        }
         for (name, section) in [
             ("train_input", given(&self.train_input)),
             ("eval_input", given(&self.eval_input)),
@@ -168,6 +167,18 @@ impl Params {
         keys.extend(self.predict_input.is_some().then(|| "predict_input".to_owned()));
         let names = &self.origin.names;
         keys.iter().map(|key| names.written(key)).chain(self.origin.ignored.iter().cloned()).collect()
+    }
+}
+
+/// Spellings that a section can't have as keys, because they are the same in the camel case of custom resources: the
+/// section, the spelling, and the key.
+const SPELLINGS: [(&str, &str, &str); 2] = [("optimizer", "beta_1", "beta1"), ("optimizer", "beta_2", "beta2")];
+
+/// Gives keys with another spelling their names.
+fn rename_keys(root: &mut YamlNode) {
+    for (section, spelling, key) in SPELLINGS {
+        let entries = pretrained::section_mut(root, section).into_iter().flatten();
+        entries.filter(|entry| entry.key == spelling).for_each(|entry| key.clone_into(&mut entry.key));
     }
 }
 

@@ -165,10 +165,14 @@ section! {
         ),
         /// Number of classes of a classifier of samples.
         num_labels: u64 = default("2"),
+        /// Spelling of `num_labels` in files for TensorFlow.
+        num_cls_classes: u64 = alias_of("num_labels"),
         /// Kind of classification of samples: one class for each.
         problem_type: String = default("single_label_classification").one_of(&PROBLEM_TYPES),
         /// Dropout before the output layer of a classifier of samples.
         task_dropout: f64 = default_from("model.dropout_rate"),
+        /// Spelling of `task_dropout` in files for TensorFlow.
+        cls_dropout_rate: f64 = alias_of("task_dropout"),
         /// Dropout before the output layer of a classifier of tokens.
         encoder_output_dropout_rate: f64 = default("0"),
         /// Whether labels of padding count in the loss of a classifier of tokens.
@@ -203,7 +207,7 @@ section! {
         /// Factor of the logits with muP, before their division.
         output_logits_alpha: f64 = default("1"),
         /// Whether muP divides the logits by m instead of its square root.
-        scale_output_logits_by_d: bool = default("true"),
+        scale_output_logits_by_d: bool = otherwise("true; false in `t5`"),
         /// Standard deviation of the default initializers.
         initializer_range: f64 = default("0.02"),
         /// Initial values of the token and position embeddings: an initializer's name, or a mapping with its name and
@@ -230,7 +234,9 @@ section! {
         /// Divisor of the summed loss: the number of labelled tokens in the batch, or its number of samples.
         loss_scaling: String = default("num_tokens").one_of(&LOSS_SCALINGS),
         /// Factor of the loss; with `loss_scaling: batch_size`, one over the sequence length makes the loss a mean over
-        /// tokens. Any other number than 1 implies `batch_size`.
+        /// tokens. Any other number than 1 implies `batch_size`. As in the zoo's TensorFlow programs, the loss of
+        /// `QuestionAnsweringDataProcessor` is also multiplied by 2, and with `NerDataProcessor` and
+        /// `include_padding_in_loss` the loss is a mean over all tokens instead.
         loss_weight: f64 = default("1"),
         /// Whether weights are sent and multiplied as 16-bit numbers; sums and master weights remain 32-bit.
         mixed_precision: bool = default("false"),
@@ -238,7 +244,7 @@ section! {
         use_bfloat16: bool = default("false"),
         /// Name of the 16-bit type; all types are replaced by bfloat16.
         fp16_type: String = otherwise("the type that `use_bfloat16` selects").one_of(&HALF_TYPES),
-        /// Whether samples contain several sequences; see `use_vsl` of the inputs. Without effect in encoders.
+        /// Whether samples contain several sequences; see `use_vsl` of the inputs, which alone counts in encoders.
         use_vsl: bool = otherwise("that of the inputs"),
         /// Number of tokens in the vocabulary of the encoder of `t5` or `transformer`, without `extra_ids`.
         src_vocab_size: u64 = default("32128"),
@@ -285,6 +291,32 @@ section! {
         /// T5's. Products of queries and keys are then divided by the square root of a head's width, unless
         /// `attention_type` says otherwise.
         use_transformer_initialization: bool = otherwise("false in `t5`, true in `transformer`"),
+        /// Width `d_model` of the base model of muP, for `t5` without `use_transformer_initialization`. As in the
+        /// public model zoo, with m = `d_model` / `mup_base_d_model`: the embeddings begin with the standard deviation
+        /// 1 / sqrt(`d_model`) and are multiplied by `embeddings_alpha` sqrt(`d_model`); the logits are multiplied by
+        /// `output_logits_alpha` / sqrt(m); the learning rates of embeddings and output layer are divided by sqrt(m),
+        /// those of the first feed-forward layers by m. The layers that add to the residual stream begin with 2 L times
+        /// their standard deviation, L being the number of blocks. The products of queries and keys are divided by m,
+        /// and the learning rates of the attention by sqrt(m), unless `mup_base_d_kv` is given.
+        mup_base_d_model: f64 = otherwise("the standard parametrization"),
+        /// Width `d_ff` of the base model; required with `mup_base_d_model`. With m = `d_ff` / `mup_base_d_ff`, the
+        /// learning rates of the second feed-forward layers are divided by m.
+        mup_base_d_ff: f64 = otherwise("the standard parametrization"),
+        /// Width `d_kv` of the base model, if its heads have another width. The learning rates of queries, keys and
+        /// values are then divided by `d_model` / `mup_base_d_model`, those of the output of the attention by `d_kv` /
+        /// `mup_base_d_kv`.
+        mup_base_d_kv: f64 = otherwise("the width of the model's own heads"),
+        /// Factor of the embeddings of `t5` and `transformer`.
+        embeddings_alpha: f64 = default("1"),
+        /// Factor of the products of queries and keys in the encoder of `t5` and `transformer`.
+        encoder_attention_logits_alpha: f64 = default("1"),
+        /// Factor of the products of queries and keys in the decoder of `t5` and `transformer`.
+        decoder_attention_logits_alpha: f64 = default("1"),
+        /// Whether products of queries and keys in the encoder of `t5` and `transformer` are divided by the width of a
+        /// head instead of its square root. Has no effect if they are not divided at all.
+        scale_encoder_qk_dot_by_d: bool = otherwise("true with muP, else false"),
+        /// The same for the decoder.
+        scale_decoder_qk_dot_by_d: bool = otherwise("true with muP, else false"),
         /// Factor of the loss of `t5` and `transformer` with `mlm_loss_scaling: batch_size`.
         lm_loss_weight: f64 = default("1"),
         /// Divisor of the summed loss of `t5` and `transformer`: the number of samples, or that of labelled tokens.
@@ -295,6 +327,8 @@ section! {
     ignored {
         /// Whether images are 16-bit numbers; Millrace sends them as 32-bit numbers.
         to_float16: bool,
+        /// Kernels for GPUs in an older release.
+        enable_gpu_optimizations: bool,
         /// Whether patches are projected by a convolution; it is the same product.
         use_conv_patchified_embedding: bool,
         /// Trade-off between precision and speed on the real machine.
@@ -330,13 +364,6 @@ section! {
         "pretrain_params_path" => "copy the keys of the section model of that file: only params in a file can name it",
         "num_relative_attention_buckets" => "use position_embedding_type: learned",
         "fixed_sparse_attention" => "leave it out for dense attention",
-        "mup_base_d_model" => "leave it out; muP is supported for decoders only",
-        "mup_base_d_ff" => "leave it out; muP is supported for decoders only",
-        "scale_encoder_qk_dot_by_d" => "leave it out; muP is supported for decoders only",
-        "scale_decoder_qk_dot_by_d" => "leave it out; muP is supported for decoders only",
-        "encoder_attention_logits_alpha" => "leave it out; muP is supported for decoders only",
-        "decoder_attention_logits_alpha" => "leave it out; muP is supported for decoders only",
-        "embeddings_alpha" => "leave it out; muP is supported for decoders only",
         "attention_qk_norm_layer" => "leave it out",
         "extra_ffn_params" => "leave it out",
         "moe_params" => "leave it out for a dense feed-forward network",

@@ -18,10 +18,10 @@ section! {
         learning_rate: LearningRateSetting = required_if("`relative_step` is false"),
         /// Decay rates of the two moments of Adam, AdamW, NAdam, RAdam and LAMB; for Lion, of direction and momentum.
         betas: Vec<f64> = otherwise("[0.9, 0.999]; for Lion [0.9, 0.99]"),
-        /// Older spelling of the first number of `betas`; for Adafactor, the decay rate of a mean of updates, which is
-        /// not kept if `beta1` is omitted.
+        /// Older spelling of the first number of `betas`, also written `beta_1`; for Adafactor, the decay rate of a
+        /// mean of updates, which is not kept if `beta1` is omitted.
         beta1: f64 = alias_of("betas"),
-        /// Older spelling of the second number of `betas`.
+        /// Older spelling of the second number of `betas`, also written `beta_2`.
         beta2: f64 = alias_of("betas"),
         /// Number added to the denominator of the update. For Adafactor two numbers: one added to the squared gradient,
         /// and the least root mean square of a tensor for `scale_parameter`.
@@ -144,15 +144,35 @@ section! {
     /// Factors of the learning rate of groups of weights. A weight in two groups has the first factor that is not 1.
     pub struct LearningRateScaleParams {
         /// Factor of the token and position embeddings, and of the gain of their norm.
-        embedding: f64 = default("1"),
+        embedding: f64 = otherwise("1; for `t5` with muP sqrt(`mup_base_d_model` / `d_model`)"),
         /// Factor of all weights of the blocks but those of norms.
         decoder_kernel: f64 = default("1"),
+        /// Factor of the weights of queries, keys and values.
+        decoder_qkv_projection: f64 = otherwise("1; for `t5` with muP sqrt(`mup_base_d_model` / `d_model`), or the \
+                                                ratio itself if `mup_base_d_kv` is given"),
+        /// Factor of the weights of the output of the attention.
+        decoder_output_projection: f64 = otherwise("1; for `t5` with muP sqrt(`mup_base_d_model` / `d_model`), or \
+                                                   `mup_base_d_kv` / `d_kv`"),
         /// Factor of the weights of the attention.
         decoder_attention: f64 = otherwise("1; with muP `mup_base_hidden_size` / `hidden_size`"),
         /// Factor of the weights of the first feed-forward layer, and of the layer that it is multiplied by.
         decoder_input_ffn: f64 = otherwise("1; with muP `mup_base_hidden_size` / `hidden_size`"),
         /// Factor of the weights of the second feed-forward layer.
         decoder_output_ffn: f64 = otherwise("1; with muP `mup_base_filter_size` / `filter_size`"),
+        /// Factor of the weights of the attention of an encoder.
+        encoder_attention: f64 = otherwise("that of `decoder_attention`"),
+        /// Factor of the weights of queries, keys and values of the encoder of `t5`.
+        encoder_qkv_projection: f64 = otherwise("as `decoder_qkv_projection`"),
+        /// Factor of the weights of the output of its attention.
+        encoder_output_projection: f64 = otherwise("as `decoder_output_projection`"),
+        /// Factor of the weights of the first feed-forward layer of an encoder.
+        encoder_input_ffn: f64 = otherwise("as `decoder_input_ffn`"),
+        /// Factor of the weights of the second feed-forward layer of an encoder.
+        encoder_output_ffn: f64 = otherwise("as `decoder_output_ffn`"),
+        /// Factor of the weights of the pooler of an encoder.
+        pooler: f64 = default("1"),
+        /// Factor of the weights of the output layer, if it has its own.
+        lm_head: f64 = otherwise("1; for `t5` with muP sqrt(`mup_base_d_model` / `d_model`)"),
     }
     ignored {}
     unsupported {}

@@ -9,6 +9,8 @@ use crate::yaml::{MapEntry, YamlNode, YamlValue, parse};
 
 const MODEL: &str = "model";
 const PATH_KEY: &str = "pretrain_params_path";
+/// Keys that a fine-tuning does not take over, as in the zoo.
+const NOT_INHERITED: [&str; 2] = [PATH_KEY, "use_vsl"];
 
 /// Replaces the key by the keys of the file that it names. `load` reads a file.
 pub(super) fn inherit_model(
@@ -33,7 +35,7 @@ pub(super) fn inherit_model(
     let inherited = section_mut(&mut other, MODEL).ok_or_else(|| problem("that file has no section model"))?;
     model.remove(index);
     for mut entry in std::mem::take(inherited) {
-        if entry.key != PATH_KEY && model.iter().all(|written| written.key != entry.key) {
+        if !NOT_INHERITED.contains(&entry.key.as_str()) && model.iter().all(|written| written.key != entry.key) {
             set_line(&mut entry, line);
             model.push(entry);
         }
@@ -42,7 +44,7 @@ pub(super) fn inherit_model(
 }
 
 /// Returns the entries of a section.
-fn section_mut<'a>(root: &'a mut YamlNode, name: &str) -> Option<&'a mut Vec<MapEntry>> {
+pub(super) fn section_mut<'a>(root: &'a mut YamlNode, name: &str) -> Option<&'a mut Vec<MapEntry>> {
     let YamlValue::Map(entries) = &mut root.value else { return None };
     match &mut entries.iter_mut().find(|entry| entry.key == name)?.value.value {
         YamlValue::Map(section) => Some(section),
@@ -81,11 +83,11 @@ mod tests {
 
     #[test]
     fn model_of_the_other_file_fills_what_is_missing() {
-        let other =
-            "train_input: {batch_size: 3}\nmodel:\n  num_heads: 4\n  hidden_size: 64\n  pretrain_params_path: x\n";
+        let other = "train_input: {batch_size: 3}\nmodel:\n  num_heads: 4\n  hidden_size: 64\n  use_vsl: True\n  \
+             pretrain_params_path: x\n";
         let params = read("num_heads: 2", other).unwrap();
         let model = params.model.unwrap();
-        assert_eq!((model.num_heads, model.hidden_size), (Some(2), Some(64)));
+        assert_eq!((model.num_heads, model.hidden_size, model.use_vsl), (Some(2), Some(64), None));
         assert_eq!(params.train_input.unwrap().batch_size, None);
     }
 

@@ -28,7 +28,7 @@ section! {
         /// Number of steps in an epoch. If it is given, `max_epochs` counts epochs of this length instead of passes
         /// over the data.
         steps_per_epoch: u64 = otherwise("a pass over the training data"),
-        /// Number of batches in an evaluation.
+        /// Number of batches in an evaluation; 0 for all.
         eval_steps: u64 = otherwise("all batches of `eval_input`"),
         /// Number of steps between evaluations in mode `train_and_eval`; the last step is always evaluated.
         eval_frequency: u64 = otherwise("the value of `checkpoint_steps`, or only the last step if that is 0"),

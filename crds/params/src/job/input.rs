@@ -105,7 +105,7 @@ impl InputSpec {
         let count = match &self.source {
             DataSource::Text { tokenizer, .. } => usize::from(*tokenizer == TokenizerName::File),
             DataSource::Csv { rows, .. } => usize::from(rows.has_words()) + usize::from(*rows == CsvRows::TokenClasses),
-            DataSource::TfRecords { rows, .. } => usize::from(*rows == TfRecordRows::Words),
+            DataSource::TfRecords { rows, .. } => rows.vocabularies(),
             DataSource::Lines { vocabularies, .. } => *vocabularies,
             _ => 0,
         };
@@ -125,7 +125,7 @@ impl InputSpec {
     pub fn words_file(&self) -> Option<(&str, bool)> {
         let (paths, is_lower_case) = match &self.source {
             DataSource::Csv { paths, rows, is_lower_case } if rows.has_words() => (paths, *is_lower_case),
-            DataSource::TfRecords { paths, rows: TfRecordRows::Words, is_lower_case } => (paths, *is_lower_case),
+            DataSource::TfRecords { paths, rows, is_lower_case } if rows.has_words() => (paths, *is_lower_case),
             _ => return None,
         };
         paths.last().map(|path| (path.as_str(), is_lower_case))
@@ -197,7 +197,7 @@ pub enum DataSource {
     /// TFRecord files with a sample in each record.
     TfRecords {
         /// Files, directories (their `*.tfrecords` or `*.tfrecord`, sorted by name) or globs, in order; at least one.
-        /// The last path is that of the vocabulary, if records contain words.
+        /// The last path is that of the vocabulary, if records contain words, or of the names of classes of tokens.
         paths: Vec<String>,
         /// What a record contains.
         rows: TfRecordRows,
@@ -314,6 +314,28 @@ pub enum TfRecordRows {
     Masked,
     /// Words of a vocabulary, for an encoder; tokens are masked when they are read.
     Words,
+    /// Sentences and their class (SST-2), as the library `tensorflow_datasets` writes them.
+    Sentences,
+    /// Pairs of sentences and their class (MNLI), likewise.
+    SentencePairs,
+    /// Tokens with the number of a class for each; the last path is that of the names of classes.
+    TokenClasses,
+    /// Texts with the places of their sentences, and whether each belongs to the summary.
+    Summaries,
+    /// A question and a text, with the first and the last position of the answer.
+    Answers,
+}
+
+impl TfRecordRows {
+    /// Returns whether the records contain words, so that a vocabulary is needed.
+    pub const fn has_words(self) -> bool {
+        matches!(self, Self::Words | Self::Sentences | Self::SentencePairs)
+    }
+
+    /// Returns the number of paths after those of the records: of a vocabulary, or of names of classes.
+    pub const fn vocabularies(self) -> usize {
+        if self.has_words() || matches!(self, Self::TokenClasses) { 1 } else { 0 }
+    }
 }
 
 /// One source of a mixture.

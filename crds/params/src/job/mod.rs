@@ -31,7 +31,7 @@ pub use optimizer::{LearningRateScale, OptimizerGroup, OptimizerSpec, TensorSett
 pub(crate) use run::default_checkpoint_seconds;
 pub use run::{CheckpointStates, LogLevel, LossSpikeAction, LossSpikeSpec, Mode, RunSpec};
 pub use schedule::{AnnealStrategy, CycleAmplitude, Schedule, ScheduleSegment, ScheduleSegmentKind};
-pub use seq2seq::{Seq2SeqOptions, Seq2SeqPositions};
+pub use seq2seq::{Seq2SeqDecoder, Seq2SeqOptions, Seq2SeqPositions};
 pub use sparsity::{DropFraction, MaskGrowth, MaskUpdate, ParameterFilter, SparsitySpec};
 pub(crate) use sparsity::{compile as compile_pattern, regex_of_glob};
 

@@ -34,6 +34,20 @@ pub struct Seq2SeqOptions {
     ///
     /// [`Initializers::hidden`]: crate::Initializers::hidden
     pub query_initializer: InitializerSpec,
+    /// What the decoder has instead of the encoder's settings, if it differs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub decoder: Option<Seq2SeqDecoder>,
+}
+
+/// Settings of a decoder that are not those of its encoder. muP distinguishes them.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Seq2SeqDecoder {
+    /// Factor of the products of queries and keys.
+    pub attention_scale: f64,
+    /// Initial values of the layers of attention that add to the residual stream.
+    pub residual_output: InitializerSpec,
+    /// Initial values of the second feed-forward layer.
+    pub ffn_output: InitializerSpec,
 }
 
 /// How an encoder and a decoder know the positions of tokens.

@@ -24,9 +24,14 @@ pub(super) fn recognize(params: &Params, p: &ModelParams) -> Option<ModelFamily>
             CsvRows::Summaries => ModelFamily::BertSummarization,
             CsvRows::Answers => ModelFamily::BertQa,
         }),
-        Some(Processor::EncoderHdf5 | Processor::TfRecords(TfRecordRows::Masked | TfRecordRows::Words)) => {
-            Some(ModelFamily::Bert)
-        }
+        Some(Processor::EncoderHdf5) => Some(ModelFamily::Bert),
+        Some(Processor::TfRecords(rows)) if rows != TfRecordRows::Tokens => Some(match rows {
+            TfRecordRows::Tokens | TfRecordRows::Masked | TfRecordRows::Words => ModelFamily::Bert,
+            TfRecordRows::Sentences | TfRecordRows::SentencePairs => ModelFamily::BertClassifier,
+            TfRecordRows::TokenClasses => ModelFamily::BertTokenClassifier,
+            TfRecordRows::Summaries => ModelFamily::BertSummarization,
+            TfRecordRows::Answers => ModelFamily::BertQa,
+        }),
         _ => {
             let has_keys = p.encoder_nonlinearity.is_some() || p.mlm_loss_weight.is_some() || p.disable_nsp.is_some();
             has_keys.then_some(ModelFamily::Bert)
@@ -100,10 +105,16 @@ fn task(
     predicts_next_sentence: bool,
 ) -> EncoderTask {
     let rate = p.dropout_rate.unwrap_or(0.1);
+    let classes = check.either_spelling("model.num_labels", p.num_labels, "model.num_cls_classes", p.num_cls_classes);
+    let dropout_key = "model.task_dropout";
+    let dropout = check.either_spelling(dropout_key, p.task_dropout, "model.cls_dropout_rate", p.cls_dropout_rate);
+    if family != ModelFamily::BertClassifier {
+        note_keys_of_classifiers(check, p);
+    }
     match family {
         ModelFamily::BertClassifier => EncoderTask::Classifier {
-            classes: check.count("model.num_labels", p.num_labels, 2, MAX_CLASSES),
-            dropout_rate: check.probability("model.task_dropout", p.task_dropout, rate),
+            classes: check.count("model.num_labels", classes, 2, MAX_CLASSES),
+            dropout_rate: check.probability(dropout_key, dropout, rate),
         },
         ModelFamily::BertTokenClassifier => EncoderTask::TokenClassifier {
             classes: check.required_count("model.num_classes", p.num_classes, MAX_CLASSES),
@@ -131,6 +142,31 @@ fn task(
                 predicts_next_sentence,
             }
         }
+    }
+}
+
+/// Notes keys that only a classifier of samples uses. The zoo's TensorFlow files have them for other tasks, too.
+fn note_keys_of_classifiers(check: &mut ResolveContext<'_>, p: &ModelParams) {
+    let keys = [("cls_dropout_rate", p.cls_dropout_rate.is_some()), ("num_cls_classes", p.num_cls_classes.is_some())];
+    for (key, _) in keys.into_iter().filter(|(_, is_given)| *is_given) {
+        check.note(format!("model.{key} has no effect: only a classifier of samples uses it"));
+    }
+}
+
+/// Returns the factor of the loss of an encoder, whose sum is divided by the number of samples.
+///
+/// Two of the zoo's TensorFlow programs compute it in another way: that of answers adds the losses of both positions,
+/// of which the graph has the mean, and that of classes of tokens has a mean over all tokens if padding counts.
+pub(super) fn loss_weight(params: &Params, p: &ModelParams, weight: f64) -> f64 {
+    let input = params.train_input.as_ref();
+    let processor = input.and_then(|input| input.data_processor.as_deref()).and_then(|name| PROCESSORS.get(name));
+    match processor {
+        Some(Processor::TfRecords(TfRecordRows::Answers)) => 2.0 * weight,
+        Some(Processor::TfRecords(TfRecordRows::TokenClasses)) if p.include_padding_in_loss == Some(true) => {
+            let length = input.and_then(|input| input.max_sequence_length).or(p.max_position_embeddings);
+            length.map_or(weight, |length| (length.max(1) as f64).recip())
+        }
+        _ => weight,
     }
 }
 
@@ -174,6 +210,8 @@ fn reject_foreign_keys(check: &mut ResolveContext<'_>, p: &ModelParams, family: 
         ("mask_token_id", p.mask_token_id.is_some()),
         ("num_classes", p.num_classes.is_some()),
         ("num_labels", p.num_labels.is_some()),
+        ("num_cls_classes", p.num_cls_classes.is_some()),
+        ("cls_dropout_rate", p.cls_dropout_rate.is_some()),
     ];
     for (key, _) in keys.into_iter().filter(|(_, is_given)| *is_given) {
         let message = format!("has no meaning for a decoder, and the model is a {family:?}");
@@ -256,6 +294,8 @@ mod tests {
             (csv, "token_dropout: True, vocab_size: 9, mask_token_id: 9", "the vocabulary has 9 tokens"),
             (text, "name: bert, vocab_size: 260, mask_token_id: 7", "must be one of the last 4 tokens"),
             (csv, "name: bert/token_classifier", "model.num_classes is missing"),
+            ("data_processor: BertCSVDataProcessor, use_vsl: True", "", "samples of CSV files are not packed"),
+            ("data_processor: BertHDF5DataProcessor, use_vsl: True", "name: bert", "alone can read"),
             (csv, "name: bert/classifier, num_labels: 2", "BertCSVDataProcessor"),
             ("data_processor: BertCSVDynamicMaskDataProcessor", "", "train_input.vocab_file is missing"),
             (csv, "name: gpt2, vocab_size: 9", "train_input.data_processor"),

@@ -7,6 +7,7 @@ use crate::job::{CsvRows, DataSource, EncoderTask, MaskingSpec, ModelSpec, TfRec
 /// Special tokens that follow the words of a source without words of its own: mask, beginning, end and padding.
 const SPECIAL_TOKENS: usize = 4;
 const VOCABULARY_HINT: &str = "name the text file with a word of the vocabulary per line";
+const CLASSES_HINT: &str = "name the JSON file with the number of each class";
 
 /// Returns the source of CSV files, which are read in the order of `paths`.
 pub(super) fn csv(
@@ -24,7 +25,7 @@ pub(super) fn csv(
     if rows == CsvRows::TokenClasses {
         match s.label_vocab_file {
             Some(file) if !file.trim().is_empty() => paths.push(file.to_owned()),
-            _ => check.report_missing(&s.key("label_vocab_file"), "name the JSON file with the number of each class"),
+            _ => check.report_missing(&s.key("label_vocab_file"), CLASSES_HINT),
         }
     }
     if rows.has_words() {
@@ -43,14 +44,34 @@ pub(super) fn records(
     mut paths: Vec<String>,
     rows: TfRecordRows,
 ) -> DataSource {
-    let has_words = rows == TfRecordRows::Words;
-    if has_words && !paths.is_empty() {
-        match s.vocab_file {
+    if let TfRecordRows::Sentences | TfRecordRows::SentencePairs = rows {
+        paths.iter_mut().for_each(|path| name_records_of_split(path, rows, s.name == "eval_input"));
+    }
+    if !paths.is_empty() {
+        let (file, key, hint) = match rows {
+            TfRecordRows::TokenClasses => (s.label_vocab_file, "label_vocab_file", CLASSES_HINT),
+            _ => (s.vocab_file, "vocab_file", VOCABULARY_HINT),
+        };
+        match file {
+            _ if rows.vocabularies() == 0 => {}
             Some(file) if !file.trim().is_empty() => paths.push(file.to_owned()),
-            _ => check.report_missing(&s.key("vocab_file"), VOCABULARY_HINT),
+            _ => check.report_missing(&s.key(key), hint),
         }
     }
-    DataSource::TfRecords { paths, rows, is_lower_case: s.params.do_lower.unwrap_or(false) && has_words }
+    // The zoo's TensorFlow programs convert sentences to lower case unless the params say otherwise.
+    let is_lower_case = s.params.do_lower.unwrap_or(rows != TfRecordRows::Words);
+    DataSource::TfRecords { paths, rows, is_lower_case: is_lower_case && rows.has_words() }
+}
+
+/// Names the files that `tensorflow_datasets` writes to its directory for training or evaluation.
+fn name_records_of_split(path: &mut String, rows: TfRecordRows, is_evaluation: bool) {
+    let is_file = path.contains("tfrecord") || path.contains(['*', '?', '[']);
+    if !is_file && !path.trim().is_empty() {
+        let dataset = if rows == TfRecordRows::SentencePairs { "mnli" } else { "sst2" };
+        // Of MNLI there are two validation sets, which are read after each other.
+        let split = if is_evaluation { "validation*" } else { "train" };
+        *path = format!("{}/glue/{dataset}/*/glue-{split}.tfrecord*", path.trim_end_matches('/'));
+    }
 }
 
 /// Names the files of a directory of GLUE that training and evaluation read.
@@ -99,7 +120,7 @@ pub(super) fn masking(
         (EncoderTask::Pretraining { .. }, DataSource::Csv { rows, .. }) => {
             matches!(rows, CsvRows::Words | CsvRows::Masked)
         }
-        (EncoderTask::Pretraining { .. }, DataSource::TfRecords { rows, .. }) => *rows != TfRecordRows::Tokens,
+        (task, DataSource::TfRecords { rows, .. }) => is_of_task(*rows, task),
         (EncoderTask::Pretraining { .. }, _) => true,
         (EncoderTask::Classifier { .. }, DataSource::Csv { rows, .. }) => {
             matches!(rows, CsvRows::Sentences | CsvRows::SentencePairs)
@@ -120,6 +141,7 @@ pub(super) fn masking(
         check.report_invalid("model.disable_nsp", message, "set it");
     }
     check_special_tokens(check, source, model);
+    note_keys_of_other_tasks(check, s, source, &encoder.task);
     let is_masked = match source {
         DataSource::Csv { rows, .. } => *rows == CsvRows::Masked,
         DataSource::TfRecords { rows, .. } => *rows == TfRecordRows::Masked,
@@ -128,6 +150,50 @@ pub(super) fn masking(
     };
     let is_pretraining = matches!(encoder.task, EncoderTask::Pretraining { .. });
     (is_pretraining && !is_masked).then_some(MaskingSpec { probability, whole_words: whole_words.unwrap_or(false) })
+}
+
+/// Returns whether records are those of a task.
+const fn is_of_task(rows: TfRecordRows, task: &EncoderTask) -> bool {
+    match rows {
+        TfRecordRows::Tokens => false,
+        TfRecordRows::Masked | TfRecordRows::Words => matches!(task, EncoderTask::Pretraining { .. }),
+        TfRecordRows::Sentences | TfRecordRows::SentencePairs => matches!(task, EncoderTask::Classifier { .. }),
+        TfRecordRows::TokenClasses => matches!(task, EncoderTask::TokenClassifier { .. }),
+        TfRecordRows::Summaries => matches!(task, EncoderTask::Summarization { .. }),
+        TfRecordRows::Answers => matches!(task, EncoderTask::QuestionAnswering {}),
+    }
+}
+
+/// Notes keys of an encoder's input that its task or its data do not use.
+fn note_keys_of_other_tasks(
+    check: &mut ResolveContext<'_>,
+    s: &InputSection<'_>,
+    source: &DataSource,
+    task: &EncoderTask,
+) {
+    let has_words = match source {
+        DataSource::Csv { rows, .. } => rows.has_words(),
+        DataSource::TfRecords { rows, .. } => rows.has_words(),
+        _ => false,
+    };
+    let of_task = |is_used: bool| (!is_used).then_some("the model has another task");
+    let of_data = |is_used: bool| (!is_used).then_some("the data contain numbers of tokens");
+    let is_pretraining = matches!(task, EncoderTask::Pretraining { .. });
+    let keys = [
+        ("vocab_file", s.params.vocab_file.is_some(), of_data(has_words)),
+        ("do_lower", s.params.do_lower.is_some(), of_data(has_words)),
+        ("max_predictions_per_seq", s.params.max_predictions_per_seq.is_some(), of_task(is_pretraining)),
+        (
+            "max_cls_tokens",
+            s.params.max_cls_tokens.is_some(),
+            of_task(matches!(task, EncoderTask::Summarization { .. })),
+        ),
+    ];
+    for (key, _, reason) in keys.into_iter().filter(|(_, is_given, _)| *is_given) {
+        if let Some(reason) = reason {
+            check.note(format!("{} has no effect: {reason}", s.key(key)));
+        }
+    }
 }
 
 /// Notes keys of encoders in an input of a decoder.

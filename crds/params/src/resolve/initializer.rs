@@ -49,7 +49,7 @@ pub(super) fn resolve(
     let output = read("model.output_layer_initializer", &p.output_layer_initializer);
     let ffn_output = read("model.ffn_output_layer_initializer", &p.ffn_output_layer_initializer);
     let lm_head = InitializerSpec::Normal { mean: 0.0, std: range };
-    let Some(WidthRatios { hidden: hidden_ratio, filter: filter_ratio }) = ratios else {
+    let Some(WidthRatios { hidden: hidden_ratio, filter: filter_ratio, .. }) = ratios else {
         // Blocks of an encoder normalize their output, so that its variance does not grow with depth.
         let output_range = if family.is_encoder() { range } else { range / depth };
         let output = output.unwrap_or(InitializerSpec::truncated_normal(output_range));

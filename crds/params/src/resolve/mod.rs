@@ -20,6 +20,7 @@ mod schedule;
 mod schedule_piece;
 mod selection;
 mod seq2seq;
+mod seq2seq_scales;
 mod source;
 mod sparsity;
 mod text_input;
@@ -72,7 +73,7 @@ impl Params {
     pub fn resolve(&self, overrides: &FlagOverrides) -> Result<ResolveOutput, ParamsError> {
         let mut check = ResolveContext::new(&self.origin.lines);
         let (model, ratios) = model::resolve(&mut check, self, overrides.model.as_deref());
-        let optimizer = optimizer::resolve(&mut check, self.optimizer.as_ref(), ratios);
+        let optimizer = optimizer::resolve(&mut check, self.optimizer.as_ref(), ratios, &model);
         let mut run = run::resolve(&mut check, self.runconfig.as_ref(), overrides);
         if check.problems.is_empty() && run.mode.trains() {
             let steps = run.known_max_steps().unwrap_or(0);

@@ -49,7 +49,7 @@ pub(super) fn resolve(
     }
     let family = decoder::family(check, params, p, flag, encoder::recognize(params, p));
     if family.is_seq2seq() {
-        return (seq2seq::resolve(check, params, p, family), None);
+        return seq2seq::resolve(check, params, p, family);
     }
     seq2seq::reject_keys(check, p, family);
     check_supported_kinds(check, p, family);
@@ -62,7 +62,10 @@ pub(super) fn resolve(
     let vocab_size = vocabulary(check, vocab_size);
     let positions = check.count("model.max_position_embeddings", p.max_position_embeddings, 1024, MAX_POSITIONS);
     let [dropout_rate, embedding_dropout_rate, attention_dropout_rate] = dropout(check, p);
-    let (loss_scaling, loss_weight) = loss(check, p, family);
+    let (loss_scaling, mut loss_weight) = loss(check, p, family);
+    if family.is_encoder() {
+        loss_weight = encoder::loss_weight(params, p, loss_weight);
+    }
     let ratios = mup::width_ratios(check, p, sizes.hidden, sizes.filter);
     let extent = InitializerSizes { layers: sizes.layers, vocabulary: vocab_size, hidden: sizes.hidden };
     let mut spec = ModelSpec {

@@ -3,15 +3,21 @@
 //!
 //! * With m for the ratio of a width to that of the base model, the logits are multiplied by `output_logits_alpha` / m,
 //!   learning rates of weights by 1 / m, and standard deviations of initial values by 1 / sqrt(m).
-//! * Without `mup_base_hidden_size`, nothing differs from the standard parametrization.
+//! * T5 has keys of its own for the base model, and further scales: see `seq2seq`.
+//! * Without sizes of the base model, nothing differs from the standard parametrization.
 
 use super::check::ResolveContext;
 use crate::document::{LearningRateScaleParams, ModelParams};
-use crate::job::LearningRateScale;
+use crate::job::{LearningRateScale, ModelSpec};
+use crate::yaml::ParamsSection as _;
 
 const ATTENTION: &str = "h.*.attn.*.weight";
 const INPUT_FFN: &[&str] = &["h.*.mlp.fc.weight", "h.*.mlp.gate.weight"];
 const OUTPUT_FFN: &str = "h.*.mlp.proj.weight";
+const KERNEL: &[&str] = &[ATTENTION, INPUT_FFN[0], INPUT_FFN[1], OUTPUT_FFN];
+
+/// A key of `adjust_learning_rate`: its value, its default, and the weights that it scales.
+type Group = (&'static str, Option<f64>, f64, &'static [&'static str]);
 
 /// The widths of a model relative to those of the base model of muP.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -20,6 +26,8 @@ pub(super) struct WidthRatios {
     pub hidden: f64,
     /// Of the feed-forward network.
     pub filter: f64,
+    /// Of a head of T5, if its base model has other heads.
+    pub head: Option<f64>,
 }
 
 /// Resolves the sizes of the base model, for a model with these widths; `None` for the standard parametrization.
@@ -44,7 +52,7 @@ pub(super) fn width_ratios(
         let message = "excludes mup_base_hidden_size, which is given too";
         check.report_invalid("model.output_logits_scale", message, "use output_logits_alpha");
     }
-    Some(WidthRatios { hidden: hidden_size as f64 / base_hidden, filter: filter_size as f64 / base_filter })
+    Some(WidthRatios { hidden: hidden_size as f64 / base_hidden, filter: filter_size as f64 / base_filter, head: None })
 }
 
 fn note_unused_keys(check: &mut ResolveContext<'_>, p: &ModelParams) {
@@ -72,18 +80,21 @@ pub(super) fn learning_rate_scales(
     check: &mut ResolveContext<'_>,
     params: Option<&LearningRateScaleParams>,
     ratios: Option<WidthRatios>,
+    model: &ModelSpec,
 ) -> Vec<LearningRateScale> {
     let none = LearningRateScaleParams::default();
     let params = params.unwrap_or(&none);
-    let by_hidden = ratios.map_or(1.0, |ratios| ratios.hidden.recip());
-    let by_filter = ratios.map_or(1.0, |ratios| ratios.filter.recip());
-    let groups: [(&str, Option<f64>, f64, &[&str]); 5] = [
-        ("embedding", params.embedding, 1.0, &["wte.weight", "wpe.weight", "ln_embed.weight"]),
-        ("decoder_kernel", params.decoder_kernel, 1.0, &[ATTENTION, INPUT_FFN[0], INPUT_FFN[1], OUTPUT_FFN]),
-        ("decoder_attention", params.decoder_attention, by_hidden, &[ATTENTION]),
-        ("decoder_input_ffn", params.decoder_input_ffn, by_hidden, INPUT_FFN),
-        ("decoder_output_ffn", params.decoder_output_ffn, by_filter, &[OUTPUT_FFN]),
-    ];
+    let groups = match (&model.seq2seq, &model.encoder) {
+        (Some(_), _) => groups_of_seq2seq(params, ratios),
+        (None, Some(_)) => groups_of_encoder(params, ratios),
+        (None, None) => groups_of_decoder(params, ratios),
+    };
+    for key in params.given_keys().into_iter().filter(|key| groups.iter().all(|(group, ..)| group != key)) {
+        let message = format!("names no weights of a {:?}", model.family);
+        let names: Vec<&str> = groups.iter().map(|(group, ..)| *group).collect();
+        let hint = format!("use {}", names.join(", "));
+        check.report_invalid(&format!("optimizer.adjust_learning_rate.{key}"), message, hint);
+    }
     let mut scales = Vec::new();
     for (group, factor, default, patterns) in groups {
         let factor = check.non_negative(&format!("optimizer.adjust_learning_rate.{group}"), factor, default);
@@ -92,6 +103,86 @@ pub(super) fn learning_rate_scales(
         }
     }
     scales
+}
+
+fn groups_of_decoder(params: &LearningRateScaleParams, ratios: Option<WidthRatios>) -> Vec<Group> {
+    let by_hidden = ratios.map_or(1.0, |ratios| ratios.hidden.recip());
+    let by_filter = ratios.map_or(1.0, |ratios| ratios.filter.recip());
+    vec![
+        ("embedding", params.embedding, 1.0, &["wte.weight", "wpe.weight", "ln_embed.weight"]),
+        ("decoder_kernel", params.decoder_kernel, 1.0, KERNEL),
+        ("decoder_qkv_projection", params.decoder_qkv_projection, 1.0, &["h.*.attn.qkv.weight"]),
+        ("decoder_output_projection", params.decoder_output_projection, 1.0, &["h.*.attn.proj.weight"]),
+        ("decoder_attention", params.decoder_attention, by_hidden, &[ATTENTION]),
+        ("decoder_input_ffn", params.decoder_input_ffn, by_hidden, INPUT_FFN),
+        ("decoder_output_ffn", params.decoder_output_ffn, by_filter, &[OUTPUT_FFN]),
+        ("lm_head", params.lm_head, 1.0, &["lm_head.weight"]),
+    ]
+}
+
+/// Returns the groups of an encoder. Its blocks have the tensors of a decoder's, whose keys it has, too.
+fn groups_of_encoder(params: &LearningRateScaleParams, ratios: Option<WidthRatios>) -> Vec<Group> {
+    let mut groups: Vec<Group> = vec![
+        ("encoder_attention", params.encoder_attention, 1.0, &[ATTENTION]),
+        ("encoder_input_ffn", params.encoder_input_ffn, 1.0, INPUT_FFN),
+        ("encoder_output_ffn", params.encoder_output_ffn, 1.0, &[OUTPUT_FFN]),
+        ("pooler", params.pooler, 1.0, &["pooler.weight"]),
+    ];
+    groups.extend(groups_of_decoder(params, ratios));
+    groups
+}
+
+fn groups_of_seq2seq(params: &LearningRateScaleParams, ratios: Option<WidthRatios>) -> Vec<Group> {
+    let by_hidden = ratios.map_or(1.0, |ratios| ratios.hidden.recip());
+    let by_filter = ratios.map_or(1.0, |ratios| ratios.filter.recip());
+    let by_root = by_hidden.sqrt();
+    // With heads of another width, the projections are hidden weights like others.
+    let (projection, output) = match ratios.and_then(|ratios| ratios.head) {
+        None => (by_root, by_root),
+        Some(head) => (by_hidden, head.recip()),
+    };
+    vec![
+        ("embedding", params.embedding, by_root, &["*.wte.weight", "*.relative.weight"]),
+        (
+            "encoder_qkv_projection",
+            params.encoder_qkv_projection,
+            projection,
+            &["encoder.*.attn.q.weight", "encoder.*.attn.kv.weight"],
+        ),
+        ("encoder_output_projection", params.encoder_output_projection, output, &["encoder.*.attn.proj.weight"]),
+        (
+            "encoder_input_ffn",
+            params.encoder_input_ffn,
+            by_hidden,
+            &["encoder.*.mlp.fc.weight", "encoder.*.mlp.gate.weight"],
+        ),
+        ("encoder_output_ffn", params.encoder_output_ffn, by_filter, &["encoder.*.mlp.proj.weight"]),
+        (
+            "decoder_qkv_projection",
+            params.decoder_qkv_projection,
+            projection,
+            &[
+                "decoder.*.attn.q.weight",
+                "decoder.*.attn.kv.weight",
+                "decoder.*.cross.q.weight",
+                "decoder.*.cross.kv.weight",
+            ],
+        ),
+        (
+            "decoder_output_projection",
+            params.decoder_output_projection,
+            output,
+            &["decoder.*.attn.proj.weight", "decoder.*.cross.proj.weight"],
+        ),
+        (
+            "decoder_input_ffn",
+            params.decoder_input_ffn,
+            by_hidden,
+            &["decoder.*.mlp.fc.weight", "decoder.*.mlp.gate.weight"],
+        ),
+        ("decoder_output_ffn", params.decoder_output_ffn, by_filter, &["decoder.*.mlp.proj.weight"]),
+        ("lm_head", params.lm_head, by_root, &["lm_head.weight"]),
+    ]
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@ use super::check::ResolveContext;
 use super::mup::{self, WidthRatios};
 use super::schedule;
 use crate::document::{OneOrMany, OptimizerGroupParams, OptimizerParams};
-use crate::job::{OptimizerGroup, OptimizerSpec, Schedule};
+use crate::job::{ModelSpec, OptimizerGroup, OptimizerSpec, Schedule};
 use crate::optimizers::{self, Sgd};
 
 /// Resolves the section, for a model with these ratios of muP.
@@ -12,6 +12,7 @@ pub(super) fn resolve(
     check: &mut ResolveContext<'_>,
     section: Option<&OptimizerParams>,
     ratios: Option<WidthRatios>,
+    model: &ModelSpec,
 ) -> OptimizerSpec {
     let Some(p) = section else {
         check.report_missing("optimizer", "give at least optimizer_type and learning_rate");
@@ -43,7 +44,7 @@ pub(super) fn resolve(
         weight_decay: check.non_negative("optimizer.weight_decay", decay, 0.0),
         max_gradient_norm: max_gradient_norm(check, p),
         schedule: relative_step.unwrap_or_else(|| schedule::resolve(check, p.learning_rate.as_ref(), no_resets)),
-        learning_rate_scales: mup::learning_rate_scales(check, p.adjust_learning_rate.as_ref(), ratios),
+        learning_rate_scales: mup::learning_rate_scales(check, p.adjust_learning_rate.as_ref(), ratios, model),
         groups: p
             .params
             .iter()

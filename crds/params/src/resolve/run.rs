@@ -47,7 +47,9 @@ pub(super) fn resolve(check: &mut ResolveContext<'_>, run: Option<&RunParams>, o
     let (key, level) = flag_or_key("--logging", &overrides.logging, "runconfig.logging", &p.logging);
     let logging = check.keyword(key, level.as_deref(), LogLevel::Info, &LOG_LEVELS);
     let (key, eval_steps) = flag_or_key("--eval_steps", &overrides.eval_steps, "runconfig.eval_steps", &p.eval_steps);
-    let eval_steps = eval_steps.map(|steps| check.count(key, Some(steps), 1, usize::MAX) as u64);
+    // The zoo's TensorFlow files say by 0 that all data are read.
+    let eval_steps =
+        eval_steps.filter(|steps| *steps > 0).map(|steps| check.count(key, Some(steps), 1, usize::MAX) as u64);
     let every = if checkpoint_steps > 0 { checkpoint_steps } else { max_steps.max(1) };
     let (compile_only, validate_only) = stop_early(check, p, overrides);
     RunSpec {

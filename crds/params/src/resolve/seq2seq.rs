@@ -3,14 +3,14 @@
 
 use super::check::ResolveContext;
 use super::model::{self, MAX_LAYERS, MAX_POSITIONS, MAX_VOCABULARY, MAX_WIDTH};
+use super::mup::WidthRatios;
+use super::seq2seq_scales::{attention_scales, initializers, logits_scale, variance_scaling, width_ratios};
 use crate::document::{ModelParams, Params};
 use crate::job::{
-    DecoderOptions, InitializerSpec, Initializers, LossScaling, ModelFamily, ModelSpec, Nonlinearity, Norm,
+    DecoderOptions, InitializerSpec, LossScaling, ModelFamily, ModelSpec, Nonlinearity, Norm, Seq2SeqDecoder,
     Seq2SeqOptions, Seq2SeqPositions,
 };
-use crate::keywords::{
-    ATTENTION_TYPES, NONLINEARITIES, NORMS, POSITION_EMBEDDINGS, PositionKind, SEQ2SEQ_LOSS_SCALINGS,
-};
+use crate::keywords::{NONLINEARITIES, NORMS, POSITION_EMBEDDINGS, PositionKind, SEQ2SEQ_LOSS_SCALINGS};
 
 /// Vocabulary of the zoo's models whose params do not give one.
 const DEFAULT_VOCABULARY: usize = 32_128;
@@ -43,6 +43,14 @@ const OWN_KEYS: &[&str] = &[
     "use_transformer_initialization",
     "lm_loss_weight",
     "mlm_loss_scaling",
+    "mup_base_d_model",
+    "mup_base_d_ff",
+    "mup_base_d_kv",
+    "embeddings_alpha",
+    "encoder_attention_logits_alpha",
+    "decoder_attention_logits_alpha",
+    "scale_encoder_qk_dot_by_d",
+    "scale_decoder_qk_dot_by_d",
 ];
 /// The keys that these families share with others.
 const SHARED_KEYS: &[&str] = &[
@@ -66,6 +74,8 @@ const SHARED_KEYS: &[&str] = &[
     "fp16_type",
     "use_vsl",
     "compute_eval_metrics",
+    "output_logits_alpha",
+    "scale_output_logits_by_d",
 ];
 
 /// Recognizes a model whose params do not name it, as in older files.
@@ -89,15 +99,15 @@ fn given_keys(p: &ModelParams) -> impl Iterator<Item = &'static str> {
     crate::yaml::ParamsSection::given_keys(p).into_iter()
 }
 
-struct Sizes {
-    hidden: usize,
-    heads: usize,
-    head: usize,
-    filter: usize,
+pub(super) struct Sizes {
+    pub hidden: usize,
+    pub heads: usize,
+    pub head: usize,
+    pub filter: usize,
     source_vocabulary: usize,
     target_vocabulary: usize,
-    encoder_layers: usize,
-    decoder_layers: usize,
+    pub encoder_layers: usize,
+    pub decoder_layers: usize,
 }
 
 /// Resolves the section for a model of `family`.
@@ -106,7 +116,7 @@ pub(super) fn resolve(
     params: &Params,
     p: &ModelParams,
     family: ModelFamily,
-) -> ModelSpec {
+) -> (ModelSpec, Option<WidthRatios>) {
     for key in given_keys(p).filter(|key| !OWN_KEYS.contains(key) && !SHARED_KEYS.contains(key)) {
         check.report_invalid(&format!("model.{key}"), "has no meaning in t5 and transformer", "leave it out");
     }
@@ -115,13 +125,27 @@ pub(super) fn resolve(
     let sizes = sizes(check, p);
     let dropout_rate = check.probability("model.dropout_rate", p.dropout_rate, 0.1);
     let is_xavier = p.use_transformer_initialization.unwrap_or(!is_t5);
+    let ratios = width_ratios(check, p, &sizes, is_xavier);
     let (nonlinearity, is_gated) = activation(check, "model.encoder_nonlinearity", p.encoder_nonlinearity.as_deref());
     let shares_output = p.share_embedding_weights.unwrap_or(true);
     let (loss_scaling, loss_weight) = loss(check, p);
     let source_length =
         params.train_input.as_ref().and_then(|input| input.max_sequence_length.or(input.src_max_sequence_length));
     let attention_width = sizes.heads.saturating_mul(sizes.head);
-    ModelSpec {
+    let root = (sizes.hidden as f64).sqrt();
+    let embeddings_alpha = check.positive("model.embeddings_alpha", p.embeddings_alpha, 1.0);
+    let [initializers, of_decoder] = initializers(&sizes, is_xavier, ratios);
+    let [attention_scale, decoder_attention_scale] = attention_scales(check, p, is_xavier, sizes.head, ratios);
+    let mut options = options(check, params, p, &sizes, is_t5, dropout_rate);
+    options.decoder = Some(Seq2SeqDecoder {
+        attention_scale: decoder_attention_scale,
+        residual_output: of_decoder.residual_output,
+        ffn_output: of_decoder.ffn_output.unwrap_or(of_decoder.residual_output),
+    });
+    if (decoder_attention_scale, &of_decoder) == (attention_scale, &initializers) {
+        options.decoder = None;
+    }
+    let spec = ModelSpec {
         family,
         vocab_size: sizes.source_vocabulary,
         hidden_size: sizes.hidden,
@@ -144,13 +168,13 @@ pub(super) fn resolve(
             dropout_rate,
         ),
         layer_norm_epsilon: check.positive("model.layer_norm_epsilon", p.layer_norm_epsilon, 1e-6),
-        attention_scale: attention_scale(check, p, is_xavier, sizes.head),
+        attention_scale,
         nonlinearity,
         use_projection_bias_in_attention: p.use_projection_bias_in_attention.unwrap_or(false),
         use_ffn_bias_in_attention: p.use_ffn_bias_in_attention.unwrap_or(false),
         use_ffn_bias: p.use_ffn_bias.unwrap_or(false),
         use_bias_in_output: false,
-        initializers: initializers(&sizes, is_xavier),
+        initializers,
         precision: model::precision(check, p),
         loss_scaling,
         loss_weight,
@@ -159,15 +183,21 @@ pub(super) fn resolve(
             norm: norm(check, p, is_t5),
             attention_width: (attention_width != sizes.hidden).then_some(attention_width),
             is_gated,
-            // Small logits of an output layer whose weights are those of the embedding, whose variance is 1.
-            logits_scale: if shares_output { (sizes.hidden as f64).sqrt().recip() } else { 1.0 },
+            embeddings_scale: if ratios.is_some() { embeddings_alpha * root } else { embeddings_alpha },
+            logits_scale: match ratios {
+                Some(ratios) => logits_scale(check, p, ratios),
+                // Small logits of an output layer whose weights are those of the embedding, whose variance is 1.
+                None if shares_output => root.recip(),
+                None => 1.0,
+            },
             ..DecoderOptions::default()
         },
         encoder: None,
-        seq2seq: Some(options(check, params, p, &sizes, is_t5, dropout_rate)),
+        seq2seq: Some(options),
         image: None,
         graph: None,
-    }
+    };
+    (spec, ratios)
 }
 
 fn options(
@@ -223,6 +253,7 @@ fn options(
                 InitializerSpec::Normal { mean: 0.0, std }
             }
         },
+        decoder: None,
     }
 }
 
@@ -305,12 +336,6 @@ fn positions(
     }
 }
 
-/// Returns the factor of the products of queries and keys. T5 has none: its initial queries are small instead.
-fn attention_scale(check: &mut ResolveContext<'_>, p: &ModelParams, is_xavier: bool, head: usize) -> f64 {
-    let is_scaled = check.keyword("model.attention_type", p.attention_type.as_deref(), is_xavier, &ATTENTION_TYPES);
-    if is_scaled { (head.max(1) as f64).sqrt().recip() } else { 1.0 }
-}
-
 fn loss(check: &mut ResolveContext<'_>, p: &ModelParams) -> (LossScaling, f64) {
     let value = p.mlm_loss_scaling.as_deref();
     let scaling = check.keyword("model.mlm_loss_scaling", value, LossScaling::BatchSize, &SEQ2SEQ_LOSS_SCALINGS);
@@ -324,39 +349,6 @@ fn loss(check: &mut ResolveContext<'_>, p: &ModelParams) -> (LossScaling, f64) {
             (scaling, 1.0)
         }
     }
-}
-
-/// Returns the initial values of T5's published code, or those of the Transformer. The query projection has its own.
-fn initializers(sizes: &Sizes, is_xavier: bool) -> Initializers {
-    let (hidden, filter, attention) = (sizes.hidden, sizes.filter, sizes.heads * sizes.head);
-    let normal = |width: usize| InitializerSpec::Normal { mean: 0.0, std: (width as f64).sqrt().recip() };
-    let unit = InitializerSpec::Normal { mean: 0.0, std: 1.0 };
-    if is_xavier {
-        let network = variance_scaling(1.0, hidden, filter);
-        let projection = variance_scaling(1.0 / 9.0, hidden, attention);
-        return Initializers {
-            embedding: InitializerSpec::truncated_normal(1.0),
-            hidden: projection,
-            ffn_hidden: Some(network),
-            residual_output: projection,
-            ffn_output: Some(network),
-            lm_head: unit,
-        };
-    }
-    Initializers {
-        embedding: unit,
-        hidden: normal(hidden),
-        ffn_hidden: None,
-        residual_output: normal(hidden),
-        ffn_output: Some(normal(filter)),
-        lm_head: unit,
-    }
-}
-
-/// Returns a uniform distribution whose variance is `scale` over the mean of the numbers of inputs and outputs.
-fn variance_scaling(scale: f64, inputs: usize, outputs: usize) -> InitializerSpec {
-    let bound = (6.0 * scale / (inputs as f64 + outputs as f64)).sqrt();
-    InitializerSpec::Uniform { a: -bound, b: bound }
 }
 
 #[cfg(test)]
@@ -401,7 +393,13 @@ mod tests {
             (", position_embedding_type: alibi", "model.position_embedding_type alibi is not supported"),
             (", relative_attention_num_buckets: 7", "model.relative_attention_num_buckets is 7"),
             (", hidden_size: 63", "model.d_model is another spelling"),
-            (", mup_base_d_model: 8", "model.mup_base_d_model is not supported"),
+            (", mup_base_d_model: 8", "model.mup_base_d_ff is missing"),
+            (", mup_base_d_ff: 8, mup_base_d_model: 0", "model.mup_base_d_model is 0"),
+            (
+                ", mup_base_d_ff: 8, mup_base_d_model: 8, use_transformer_initialization: True",
+                "excludes the initial values of the Transformer",
+            ),
+            (", mup_base_hidden_size: 8", "model.mup_base_hidden_size has no meaning in t5"),
             (", name: llama", "model.d_model has a meaning in t5 and transformer only"),
         ] {
             let error = model("T5DynamicDataProcessor", section).unwrap_err().report();

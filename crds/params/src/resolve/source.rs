@@ -28,7 +28,9 @@ pub(super) fn source(
     let p = s.params;
     let directories =
         check.either_spelling(&s.key("data_dir"), p.data_dir.as_ref(), &s.key("src_data_dir"), p.src_data_dir.as_ref());
-    let paths = [directories, p.data_files.as_ref()].into_iter().flatten().flat_map(OneOrMany::as_slice);
+    let (files, older) = (p.data_files.as_ref(), p.data_file.as_ref());
+    let files = check.either_spelling(&s.key("data_files"), files, &s.key("data_file"), older);
+    let paths = [directories, files].into_iter().flatten().flat_map(OneOrMany::as_slice);
     let mut paths: Vec<String> = paths.cloned().collect();
     let processor = match (&p.data_processor, train) {
         (None, Some(DataSource::Images { images, .. })) => Processor::Images(images.format),

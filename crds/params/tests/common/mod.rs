@@ -107,4 +107,12 @@ pub const SEQUENCE_KEYS: &[&str] = &[
     "mlm_loss_scaling",
     "src_data_dir",
     "src_vocab_file",
+    "mup_base_d_model",
+    "mup_base_d_ff",
+    "mup_base_d_kv",
+    "embeddings_alpha",
+    "encoder_attention_logits_alpha",
+    "decoder_attention_logits_alpha",
+    "scale_encoder_qk_dot_by_d",
+    "scale_decoder_qk_dot_by_d",
 ];

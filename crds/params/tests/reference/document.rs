@@ -30,9 +30,16 @@ impl Document {
                 document.set("optimizer.learning_rate", schedule_with(key))
             }
             _ if path.starts_with("optimizer.adjust_learning_rate.") => {
+                let document = match path.rsplit('.').next().unwrap_or_default() {
+                    "encoder_qkv_projection" | "encoder_output_projection" => document.with_sequences(),
+                    "pooler" => document.with_sentences(),
+                    key if key.starts_with("encoder_") => document.with_sentences(),
+                    _ => document,
+                };
                 document.set("optimizer.adjust_learning_rate", "{}")
             }
             "model.num_labels" | "model.task_dropout" | "model.problem_type" => document.with_sentences(),
+            "model.num_cls_classes" | "model.cls_dropout_rate" => document.with_sentences(),
             "train_input.vocab_file" | "eval_input.vocab_file" => document.with_sentences(),
             "model.num_classes" | "model.encoder_output_dropout_rate" | "model.include_padding_in_loss" => {
                 document.with_classes_of_words()

@@ -8,7 +8,9 @@ pub fn sample(path: &str) -> &'static str {
         "model.max_position_embeddings" | "train_input.max_sequence_length" | "eval_input.max_sequence_length" => "128",
         "model.hidden_size" | "model.filter_size" => "32",
         "model.image_size" => "[20, 20]",
-        "model.num_classes" => "5",
+        "model.num_classes" | "model.num_labels" => "5",
+        "model.task_dropout" => "0.25",
+        "train_input.data_files" | "eval_input.data_files" => "[c.txt]",
         "model.src_vocab_size" | "model.num_layers" => "300",
         "model.encoder_num_hidden_layers" | "model.num_hidden_layers" => "3",
         "train_input.tgt_max_sequence_length" | "model.tgt_max_position_embeddings" => "16",
@@ -50,6 +52,9 @@ pub fn described(path: &str) -> Option<&'static str> {
         "model.name" => Some("gpt2"),
         "model.graph" => None,
         "eval_input.use_vsl" | "model.use_vsl" => Some("false"),
+        "train_input.do_lower" | "eval_input.do_lower" => Some("false"),
+        "model.scale_output_logits_by_d" => Some("true"),
+        "model.scale_encoder_qk_dot_by_d" | "model.scale_decoder_qk_dot_by_d" => Some("false"),
         "model.norm_first" | "model.use_segment_embedding" | "model.use_position_embeddings" => Some("true"),
         // The job records only a token that is given.
         "model.mask_token_id" => None,
@@ -89,6 +94,9 @@ pub fn described(path: &str) -> Option<&'static str> {
         | "runconfig.checkpoint_path"
         | "model.mup_base_hidden_size"
         | "model.mup_base_filter_size"
+        | "model.mup_base_d_model"
+        | "model.mup_base_d_ff"
+        | "model.mup_base_d_kv"
         | "model.attention_sliding_window_length" => None,
         path if path.ends_with("tokenizer_file") => None,
         path if path.ends_with("vocab_file") || path.ends_with("_input.max_predictions_per_seq") => None,
