@@ -16,17 +16,19 @@ const MAX_CLASSES: usize = 1 << 20;
 pub(super) fn recognize(params: &Params, p: &ModelParams) -> Option<ModelFamily> {
     let input = params.train_input.as_ref();
     let processor = input.and_then(|input| input.data_processor.as_deref()).and_then(|name| PROCESSORS.get(name));
+    // Of the zoo's models only ESM-2 has this key.
+    let pretrained = if p.token_dropout == Some(true) { ModelFamily::Esm2 } else { ModelFamily::Bert };
     match processor {
         Some(Processor::Csv(rows)) => Some(match rows {
-            CsvRows::Words | CsvRows::Masked => ModelFamily::Bert,
+            CsvRows::Words | CsvRows::Masked => pretrained,
             CsvRows::Sentences | CsvRows::SentencePairs => ModelFamily::BertClassifier,
             CsvRows::TokenClasses => ModelFamily::BertTokenClassifier,
             CsvRows::Summaries => ModelFamily::BertSummarization,
             CsvRows::Answers => ModelFamily::BertQa,
         }),
-        Some(Processor::EncoderHdf5) => Some(ModelFamily::Bert),
+        Some(Processor::EncoderHdf5) => Some(pretrained),
         Some(Processor::TfRecords(rows)) if rows != TfRecordRows::Tokens => Some(match rows {
-            TfRecordRows::Tokens | TfRecordRows::Masked | TfRecordRows::Words => ModelFamily::Bert,
+            TfRecordRows::Tokens | TfRecordRows::Masked | TfRecordRows::Words => pretrained,
             TfRecordRows::Sentences | TfRecordRows::SentencePairs => ModelFamily::BertClassifier,
             TfRecordRows::TokenClasses => ModelFamily::BertTokenClassifier,
             TfRecordRows::Summaries => ModelFamily::BertSummarization,
@@ -34,7 +36,7 @@ pub(super) fn recognize(params: &Params, p: &ModelParams) -> Option<ModelFamily>
         }),
         _ => {
             let has_keys = p.encoder_nonlinearity.is_some() || p.mlm_loss_weight.is_some() || p.disable_nsp.is_some();
-            has_keys.then_some(ModelFamily::Bert)
+            has_keys.then_some(pretrained)
         }
     }
 }
@@ -250,6 +252,12 @@ mod tests {
             ),
             ("BertSumCSVDataProcessor", words, "use_cls_bias: True", ModelFamily::BertSummarization),
             ("BertQADataProcessor", words, "", ModelFamily::BertQa),
+            (
+                "BertCSVDataProcessor",
+                "shuffle: True",
+                "token_dropout: True, mask_token_id: 9, vocab_size: 30522",
+                ModelFamily::Esm2,
+            ),
         ] {
             let spec = model(&format!("data_processor: {processor}, {more}"), keys).unwrap();
             assert_eq!((spec.family, spec.vocab_size), (family, 30_522), "{processor}");
