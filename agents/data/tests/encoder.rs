@@ -245,7 +245,7 @@ fn stored_samples_of_encoders_are_read() {
 
 /// The labels of a sample may be in a dataset of their own, at all positions or at those of predictions.
 #[test]
-fn labels_of_a_dataset_of_their_own_and_packed_sequences_are_read() {
+fn separate_labels_and_packed_sequences_are_read() {
     let fixture = |name: &str| vec![format!("{}/tests/fixtures/{name}", env!("CARGO_MANIFEST_DIR"))];
     let stored = |name: &str, max_predictions, is_packed| {
         let task = EncoderLabels::Tokens { max_predictions, predicts_next_sentence: false };

@@ -106,7 +106,7 @@ async fn grants_beyond_window_or_not_increasing_end_the_link() {
 }
 
 #[tokio::test]
-async fn locations_are_sent_only_to_peers_that_accept_them_on_this_machine() {
+async fn locations_are_sent_only_to_peers_on_this_machine() {
     let other = MachineId::parse("another machine");
     let this = SharedMemory::new(2).machine();
     for (peer_machine, is_shared) in [(None, false), (other, false), (this, true)] {
