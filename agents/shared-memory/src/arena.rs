@@ -64,7 +64,7 @@ pub enum OpenError {
 
 /// Computes the size of an arena; `None` if a number is too large.
 fn arena_bytes(slot_bytes: usize, slots: usize) -> Option<u64> {
-    if slots > MAX_SLOTS || slot_bytes % PAGE_BYTES != 0 {
+    if slots > MAX_SLOTS || !slot_bytes.is_multiple_of(PAGE_BYTES) {
         return None;
     }
     let data = (LINE_BYTES * (1 + slots)).next_multiple_of(PAGE_BYTES);
@@ -166,7 +166,7 @@ impl Arena {
     /// of this arena. The caller holds a reference to the slot, because it has the payload.
     pub fn share(&self, payload: &[u8]) -> Option<Location> {
         let slot = self.slot_at(payload.as_ptr() as usize)?;
-        if self.slot_pointer(slot) as usize != payload.as_ptr() as usize || payload.len() > self.slot_bytes {
+        if !std::ptr::eq(self.slot_pointer(slot), payload.as_ptr()) || payload.len() > self.slot_bytes {
             return None;
         }
         let [references, fills] = self.counters(slot);
