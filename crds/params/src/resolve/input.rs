@@ -121,7 +121,10 @@ fn input(
     }
     check.require_value(&s.key("repeat"), p.repeat, train.is_none());
     check.require_value(&s.key("sort_files"), p.sort_files, true);
-    check.require_value(&s.key("add_special_tokens"), p.add_special_tokens, true);
+    // Other processors of the zoo either always add them, or read samples that are complete.
+    if matches!(p.data_processor.as_deref(), Some("Sst2DataProcessor" | "MnliDataProcessor")) {
+        check.require_value(&s.key("add_special_tokens"), p.add_special_tokens, true);
+    }
     packing::check_input(check, s, &source, model);
     line_input::check_special_tokens(check, &source, model);
     let masking = encoder_input::masking(check, s, &source, model);
