@@ -40,8 +40,10 @@ NAME_FIELDS: dict[str, set[str]] = {
 PATH_FIELDS = {
     "spec.params.train_input.data_dir",
     "spec.params.train_input.data_files",
+    "spec.params.train_input.data_file",
     "spec.params.eval_input.data_dir",
     "spec.params.eval_input.data_files",
+    "spec.params.eval_input.data_file",
     "spec.params.train_input.mixture[].data_dir",
     "spec.params.eval_input.mixture[].data_dir",
     *(

@@ -219,6 +219,9 @@ def test_paths_outside_are_rejected(shared: Server, unchanged_filesystem: Callab
             for key in ("data_dir", "data_files", "tokenizer"):
                 source.pop(key, None)
             source |= {"data_processor": "GptHDF5DataProcessor", "mixture": [{"data_dir": "data", "weight": 1}]}
+        if field.endswith("data_file"):
+            # Another spelling of `data_files`.
+            body["spec"]["params"][field.split(".")[2]].pop("data_files", None)
         if field.endswith("tokenizer_file"):
             # Both inputs have one tokenizer, and only one.
             for name in ("train_input", "eval_input"):

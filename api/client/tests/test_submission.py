@@ -103,7 +103,7 @@ def test_without_a_store_only_small_texts_are_uploaded(
 def test_vocabularies_and_tokenizers_are_uploaded_by_their_names(
     server: Server, appliance: Appliance, tmp_path: Path
 ) -> None:
-    for name in ("a.txt", "b.txt", "source.txt", "words.txt", "tokenizer.json", "classes.json", "[ab].txt"):
+    for name in ("a.txt", "b.txt", "c.txt", "source.txt", "words.txt", "tokenizer.json", "classes.json", "[ab].txt"):
         (tmp_path / name).write_text(name)
     train = {"data_files": "a.txt", "src_data_dir": "source.txt", "tokenizer_file": "tokenizer.json"}
     model = {"vocab_file": "words.txt", "label_vocab_file": "classes.json"}
@@ -113,6 +113,8 @@ def test_vocabularies_and_tokenizers_are_uploaded_by_their_names(
     for params in (classic, {"trainer": phase}, {"trainer": [{"trainer": phase}]}):
         sent = submitted(server, appliance, params)
         assert sent["files"] == {name: name.encode() for name in files}
+    sent = submitted(server, appliance, {"train_input": {"data_file": "[bc].txt"}})
+    assert list(sent["files"]) == ["b.txt", "c.txt"]
     # A name of one file is not a pattern.
     train = {"vocab_file": "?.txt", "tokenizer_file": "[ab].txt"}
     sent = submitted(server, appliance, {"train_input": train})

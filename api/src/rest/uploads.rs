@@ -20,6 +20,7 @@ const PATH_KEYS: [(&str, &[&str]); 3] =
 const INPUT_PATH_KEYS: &[&str] = &[
     "data_dir",
     "data_files",
+    "data_file",
     "src_data_dir",
     "tgt_data_dir",
     "tokenizer_file",

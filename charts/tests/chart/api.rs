@@ -99,12 +99,14 @@ fn replicas_with_a_database_need_no_claim() {
     let ports = |rule: &Value| -> Vec<Value> {
         rule["ports"].as_array().unwrap().iter().map(|port| port["port"].clone()).collect()
     };
-    assert_eq!(policy["ingress"].as_array().unwrap().len(), 2);
+    assert_eq!(policy["ingress"].as_array().unwrap().len(), 3);
     assert_eq!(ports(&policy["ingress"][0]), ["https"]);
-    assert_eq!(policy["ingress"][1], metrics_rule("monitoring"));
+    assert_eq!(ports(&policy["ingress"][1]), ["uploads"], "the bucket stores them");
+    assert_eq!(policy["ingress"][2], metrics_rule("monitoring"));
     let out: Vec<Vec<Value>> = policy["egress"].as_array().unwrap().iter().map(ports).collect();
-    let wanted = json!([[53, 53], [16443], [14317], ["journal"], [7200], [6432]]);
-    assert_eq!(json!(out), wanted, "DNS, the API server, the collector of traces, journals, readers, the database");
+    let wanted = json!([[53, 53], [16443], [14317], ["journal"], [7200], [9000], [6432]]);
+    let peers = "DNS, the API server, the collector of traces, journals, readers, the bucket, the database";
+    assert_eq!(json!(out), wanted, "{peers}");
     let (_, documents) = template(&chart(), &json!({"api": {"networkPolicy": {"enabled": true}}}));
     let out = &find(&documents, "NetworkPolicy", NAME)["spec"]["egress"];
     assert_eq!(out.as_array().unwrap().len(), 4, "without a database there is none to talk to");
@@ -136,7 +138,9 @@ fn uploads_have_a_port_for_pods_if_there_is_a_claim() {
     let to_uploads = |rule: &&Value| rule["ports"] == json!([{"protocol": "TCP", "port": "uploads"}]);
     assert_eq!(egress.as_array().unwrap().iter().filter(to_uploads).count(), 1);
 
-    for values in [everything(), json!({"api": {"enabled": false}})] {
+    let mut without_bucket = everything();
+    without_bucket["api"]["uploads"]["bucket"]["url"] = json!("");
+    for values in [without_bucket, json!({"api": {"enabled": false}})] {
         let (_, mut documents) = template(&chart(), &values);
         documents.retain(|document| document["kind"] != "CustomResourceDefinition");
         assert!(!json!(documents).to_string().contains("uploads"), "there is no claim to store them");
@@ -146,17 +150,7 @@ fn uploads_have_a_port_for_pods_if_there_is_a_claim() {
 #[test]
 #[ignore = "needs helm"]
 fn bucket_is_for_the_rest_server_only() {
-    let bucket = json!({
-        "url": "s3://uploads/millrace", "endpoint": "https://minio.example.org:9000", "region": "eu-1",
-        "secretName": "bucket", "caConfigMapName": "bucket-authority",
-    });
-    let values = json!({
-        "api": {
-            "database": {"secretName": "history"}, "uploads": {"bucket": bucket},
-            "networkPolicy": {"bucketPorts": [9000]},
-        },
-    });
-    let (_, documents) = template(&chart(), &values);
+    let (_, documents) = template(&chart(), &everything());
     let pod = pod(&documents);
     for (name, value) in [
         ("MILLRACE_BLOB_STORE", "s3://uploads/millrace"),

@@ -123,7 +123,15 @@ pub fn everything() -> Value {
             "service": {"type": "LoadBalancer"}, "resources": quantities,
             "nodeSelector": {"kubernetes.io/os": "linux"}, "tolerations": tolerations,
             "priorityClassName": "system-cluster-critical",
-            "networkPolicy": {"enabled": true, "apiServerPorts": [16443], "databasePorts": [6432]},
+            "networkPolicy": {
+                "enabled": true, "apiServerPorts": [16443], "databasePorts": [6432], "bucketPorts": [9000],
+            },
+            "uploads": {
+                "bucket": {
+                    "url": "s3://uploads/millrace", "endpoint": "https://minio.example.org:9000", "region": "eu-1",
+                    "secretName": "bucket", "caConfigMapName": "bucket-authority",
+                },
+            },
         },
         "logFormat": "json",
         "tracing": {

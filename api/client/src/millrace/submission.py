@@ -65,7 +65,7 @@ _UNSENDABLE = re.compile(r'[\x00-\x1f"\\]')
 # Numbers of YAML 1.2 that PyYAML reads as strings: an exponent without a decimal point or a sign.
 _EXPONENT = re.compile(r"[-+]?(\.\d+|\d+(\.\d*)?)[eE][-+]?\d+", re.ASCII)
 # Keys of inputs with files, directories or globs, and those with one file, some of which models have too.
-_PATH_KEYS = ("data_dir", "data_files", "src_data_dir", "tgt_data_dir")
+_PATH_KEYS = ("data_dir", "data_files", "data_file", "src_data_dir", "tgt_data_dir")
 _MODEL_FILE_KEYS = ("vocab_file", "label_vocab_file")
 _PRETRAINING_KEY = "pretrain_params_path"
 _FILE_KEYS = ("tokenizer_file", "src_vocab_file", "tgt_vocab_file", *_MODEL_FILE_KEYS)
