@@ -7,13 +7,12 @@
 //! <prefix>/<namespace>/<digest>/complete/<bytes>            hashes of all windows; written last, and again when used
 //! ```
 //!
-//! * The hash of a window is its node in the BLAKE3 tree of the whole blob ([`window_hashes`]). So an upload continues
+//! * The hash of a window is its node in the BLAKE3 tree of the whole blob (`window_hashes`). So an upload continues
 //!   after a restart without reading what is stored, the digest follows from the hashes of the windows, and a reader
 //!   verifies each window before it returns a byte of it: an object that was truncated or replaced is noticed.
 //! * An object with a name has one possible content. Two servers that receive the same blob write the same objects.
 //! * A window takes 8 MiB of memory. The number of windows in memory is bounded for the whole server.
 //!
-//! [`window_hashes`]: super::window_hashes
 
 mod error;
 mod inventory;

@@ -106,8 +106,9 @@ section! {
             .in_eval_input(otherwise("that of `train_input`")),
         /// Whether words are converted to lower case.
         do_lower: bool = otherwise("false; true for `Sst2DataProcessor` and `MnliDataProcessor`"),
-        /// Whether sentences have special tokens before and after them.
-        add_special_tokens: bool = default("true").fixed(),
+        /// Whether sentences have special tokens before and after them. `Sst2DataProcessor` and `MnliDataProcessor`
+        /// accept only true.
+        add_special_tokens: bool = default("true"),
         /// Maximum number of predicted tokens in a sample of an encoder.
         max_predictions_per_seq: u64 = otherwise("labels at all positions"),
         /// Share of the tokens that an encoder has to predict. Of these, 80% are masked, 10% are replaced by random
