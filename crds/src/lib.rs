@@ -32,10 +32,10 @@ pub use millrace_params::Role;
 pub use quantity::ResourceList;
 pub use resources::{Resources, RoleResources};
 pub use trainjob::{
-    CheckpointPolicy, CheckpointStatus, ConfigMapSource, Deadlines, FILES_DIR, FailurePolicy, FailureStatus, JobFile,
-    JobProgress, JobState, JobVolume, LossSpikeAction, LossSpikePolicy, LostAgentStatus, MountedDir, OverruledKey,
-    PersistentVolumeClaimSource, QueueReason, QueueStatus, ResolvedJob, RetryStatus, RoleStatus, StoredParams,
-    TrainJob, TrainJobSpec, TrainJobStatus, UploadedModel,
+    CheckpointPolicy, CheckpointStatus, CompletedPhases, ConfigMapSource, Deadlines, FILES_DIR, FailurePolicy,
+    FailureStatus, JobFile, JobProgress, JobState, JobVolume, LossSpikeAction, LossSpikePolicy, LostAgentStatus,
+    MountedDir, OverruledKey, PersistentVolumeClaimSource, QueueReason, QueueStatus, ResolvedJob, ResolvedPhase,
+    RetryStatus, RoleStatus, StoredParams, TrainJob, TrainJobSpec, TrainJobStatus, UploadedModel,
 };
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;

@@ -90,6 +90,54 @@ def test_suspend_scale_and_resume_keep_the_bits(server: Server, reference: Calla
     ]
 
 
+PHASES = """
+trainer:
+- trainer:
+    init: &init
+      model_dir: m
+      model: &model {{name: gpt2, vocab_size: 256, hidden_size: 32, num_hidden_layers: 2, num_heads: 2,
+        filter_size: 64, max_position_embeddings: 64}}
+      optimizer: {{AdamW: {{}}}}
+      schedulers: [ConstantLR: {{learning_rate: 0.001}}]
+      loop: {{max_steps: 20}}
+    fit:
+      train_dataloader: &data {{data_processor: GptTextDataProcessor, data_files: text.txt, tokenizer: bytes,
+        batch_size: 4, max_sequence_length: 16}}
+- trainer:
+    init: {{<<: *init, loop: {{max_steps: {last}}}}}
+    fit:
+      train_dataloader: {{<<: *data, data_files: other.txt, max_sequence_length: 64}}
+"""
+
+
+def test_phases_are_attempts_of_one_job(server: Server, tmp_path: Path) -> None:
+    """Each phase of a job is an attempt on the same systems, with files of its own; an error names its phase."""
+    user = server.user
+    (tmp_path / "text.txt").write_text("Many are called. " * 100)
+    (tmp_path / "other.txt").write_text("Few are chosen. " * 100)
+    params = tmp_path / "phases.yaml"
+    params.write_text(PHASES.format(last=30))
+    user.millrace("train", "-p", params, "-n", "phased", "--num_csx", 2)
+    job = user.appliance.job("phased")
+    assert [point.step for point in job.metrics()] == list(range(1, 31))
+    assert len(job.spec["laterPhases"]) == 1
+    status = job.status
+    assert (status["attempt"], status["restarts"], status["progress"]["step"]) == (2, 0, 30)
+    assert status["completedPhases"] == {"count": 1, "attempt": 1}
+    events = {event.reason: event for event in job.events()}
+    assert events["Restarting"].message == "phase 1 of 2 is complete, and phase 2 begins"
+    assert not [event for event in events.values() if event.type == "Warning"]
+
+    # The last step of the command line is that of the whole job.
+    user.millrace("train", "-p", params, "-n", "first", "--max_steps", 8)
+    first = user.appliance.job("first")
+    assert "laterPhases" not in first.spec and first.status["progress"]["step"] == 8
+
+    params.write_text(PHASES.format(last=10))
+    refused = user.millrace("train", "-p", params, "-n", "refused", code=2).err
+    assert "is 10, but the phase before trains to step 20 already" in refused, refused
+
+
 @pytest.mark.needs("local paths")
 def test_job_reports_that_it_resumes_an_earlier_one_of_its_name(server: Server) -> None:
     """Before and after its start, a job names the checkpoint of an earlier job of its name from which it resumes."""

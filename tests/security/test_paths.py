@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import shutil
@@ -243,6 +244,25 @@ def test_paths_outside_are_rejected(shared: Server, unchanged_filesystem: Callab
         else:
             assert answer.status_code == 422, (trick, answer.text[:500])
     assert not own.exists()
+    unchanged_filesystem()
+
+
+@pytest.mark.needs("local paths")
+@pytest.mark.parametrize(
+    "key", ["train_input.data_files", "model.graph", *(f"runconfig.{key}" for key in ("model_dir", "checkpoint_path"))]
+)
+def test_paths_of_later_phases_are_rejected(
+    shared: Server, unchanged_filesystem: Callable[[], None], key: str
+) -> None:
+    """The paths of all phases are checked when the job is created."""
+    for trick, text in PATHS.items():
+        body = job()
+        phase = copy.deepcopy(body["spec"]["params"])
+        phase["runconfig"]["max_steps"] += 1
+        put(phase, key, text)
+        body["spec"]["laterPhases"] = [phase]
+        answer = post_patiently(shared, body)
+        assert answer.status_code == 422, (trick, answer.text[:500])
     unchanged_filesystem()
 
 

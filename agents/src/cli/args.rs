@@ -49,6 +49,9 @@ pub enum CliCommand {
     },
     /// Write the training samples that the model will see as safetensors
     Samples {
+        /// Phase of params with several, counted from 1
+        #[arg(long, value_name = "N", default_value_t = 1)]
+        phase: u32,
         /// Number of steps whose samples are written
         #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
         steps: u64,
@@ -168,6 +171,9 @@ pub struct DataArgs {
     /// Family of the model, for params that do not name it, such as gptj
     #[arg(long, value_name = "NAME")]
     pub model: Option<String>,
+    /// Phase of params with several, counted from 1
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub phase: u32,
     /// The input to read: that of training or of evaluation
     #[arg(long, value_name = "INPUT", value_parser = ["train", "eval"], default_value = "train")]
     pub input: String,

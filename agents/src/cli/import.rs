@@ -22,7 +22,7 @@ use millrace_telemetry::atomic_file;
 
 use super::args::{ImportParams, JobArgs, MachineFlags, WeightFormat};
 use super::error::CliError;
-use super::job::{PreparedJob, prepare, read_params};
+use super::job::{PreparedJob, prepare, read_phase};
 use crate::checkpoint_tokenizer;
 use crate::checkpoints::imported_metadata;
 use crate::error::AgentError;
@@ -31,6 +31,8 @@ use crate::launch::Exit;
 
 /// The model_dir in params that the import writes, unless a flag names another.
 const DEFAULT_MODEL_DIR: &str = "./model_dir";
+/// The phase of the params whose model is imported, because a job begins with it.
+const FIRST_PHASE: u32 = 1;
 
 /// Imports the model in `path`, with existing params or params that are written.
 pub fn import(
@@ -55,7 +57,7 @@ pub fn import(
             super::print_line(format_args!("Then train with: millrace-agent train -p {}", file.display()));
         }
         (None, Some(file)) => {
-            let prepared = prepare(&flags(file), &overrides, read_params(file)?)?;
+            let prepared = prepare(&flags(file), &overrides, read_phase(file, FIRST_PHASE)?)?;
             let hint = match format {
                 WeightFormat::Hf => {
                     "give --write_params FILE instead of -p: it writes params that match, and imports with them"

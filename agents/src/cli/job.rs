@@ -10,7 +10,7 @@ use millrace_emulator::numerics::{Isa, NumericsProfile};
 use millrace_emulator::placement::swarm_nodes;
 use millrace_emulator::plan::StreamPlan;
 use millrace_emulator::report::PlanReport;
-use millrace_params::{FlagOverrides, JobSpec, MachineSpec, Params, ResolveOutput};
+use millrace_params::{FlagOverrides, JobSpec, MachineSpec, Params, PhasedParams, ResolveOutput};
 use millrace_protocol::launch::AgentCounts;
 
 use super::args::JobArgs;
@@ -56,14 +56,26 @@ fn is_blank(text: &str) -> bool {
 }
 
 /// Reads the params at `path`; returns their text and the parsed document.
-pub fn read_params(path: &Path) -> Result<(String, Params), CliError> {
+pub fn read_params(path: &Path) -> Result<(String, PhasedParams), CliError> {
     let text = read(path, "params")?;
     if is_blank(&text) {
         let error = CliError::bad_input(format!("the params file {} is empty", path.display()));
         return Err(error.hint("the files in examples/ show how params are written"));
     }
-    let params = Params::parse_yaml_with(&text, |other| read_beside(path, Path::new(other)));
+    let params = PhasedParams::parse_yaml(&text, |other| read_beside(path, Path::new(other)));
     Ok((text, params.map_err(|error| CliError::from_params_error(path, &error))?))
+}
+
+/// Reads the params at `path`; returns their text and those of the phase `number`, counted from 1.
+pub fn read_phase(path: &Path, number: u32) -> Result<(String, Params), CliError> {
+    let (text, params) = read_params(path)?;
+    let phase = params.iter().zip(1..).find(|(_, each)| *each == number).map(|(phase, _)| phase.clone());
+    let phase = phase.ok_or_else(|| {
+        let count = params.iter().count();
+        CliError::bad_input(format!("{} has {count} phase(s), and no phase {number}", path.display()))
+            .hint("leave --phase out to read the first one")
+    })?;
+    Ok((text, phase))
 }
 
 /// Reads another params file that the one at `params` names: in its directory, in the one above, which is that of the
@@ -122,13 +134,38 @@ pub fn resolve_params(path: &Path, overrides: &FlagOverrides, params: &Params) -
     }
 }
 
-/// Resolves and compiles the job.
+/// Resolves and compiles a job of one phase.
 pub fn prepare(
     flags: &JobArgs,
     overrides: &FlagOverrides,
     (params_yaml, params): (String, Params),
 ) -> Result<PreparedJob, CliError> {
     let resolved = resolve_params(&flags.params, overrides, &params)?;
+    compile_resolved(flags, resolved, params_yaml)
+}
+
+/// Resolves and compiles all phases of a job.
+pub fn prepare_phases(
+    flags: &JobArgs,
+    overrides: &FlagOverrides,
+    (params_yaml, params): (String, PhasedParams),
+) -> Result<Vec<PreparedJob>, CliError> {
+    let path = &flags.params;
+    let resolve = |params: &Params, overrides: &FlagOverrides| {
+        let mode = mode_of(overrides.mode.as_deref(), params).map(str::to_owned);
+        resolve_params(path, &FlagOverrides { mode, ..overrides.clone() }, params)
+    };
+    let phases = params.resolve_with(overrides, resolve, |error| CliError::from_params_error(path, &error))?;
+    phases.into_iter().map(|resolved| compile_resolved(flags, resolved, params_yaml.clone())).collect()
+}
+
+/// Returns the mode that overrides the params. `train` does not override `mode: train_and_eval` of the params.
+fn mode_of<'a>(flag: Option<&'a str>, params: &Params) -> Option<&'a str> {
+    let params_mode = params.runconfig.as_ref().and_then(|run| run.mode.as_deref());
+    if flag == Some("train") && params_mode == Some("train_and_eval") { None } else { flag }
+}
+
+fn compile_resolved(flags: &JobArgs, resolved: ResolveOutput, params_yaml: String) -> Result<PreparedJob, CliError> {
     let mut appliance = match &flags.machine.appliance {
         None => MachineSpec::default(),
         Some(path) => MachineSpec::parse_yaml(&read(path, "appliance")?)

@@ -14,6 +14,7 @@ mod explain;
 mod generate;
 mod import;
 mod job;
+mod phases;
 mod plan;
 mod run;
 mod samples;
@@ -67,7 +68,7 @@ fn dispatch(command: CliCommand) -> Result<Exit, CliError> {
         CliCommand::EvalAll(flags) => run::run(&flags, Some("eval_all")),
         CliCommand::Run { mode, flags } => run::run(&flags, mode.as_deref()),
         CliCommand::Plan { json, flags } => plan::print(&flags, json),
-        CliCommand::Samples { steps, out, flags } => samples::write(&flags, steps, &out),
+        CliCommand::Samples { phase, steps, out, flags } => samples::write(&flags, phase, steps, &out),
         CliCommand::Data { task } => data::run(&task),
         CliCommand::Generate(flags) => generate::run(&flags),
         CliCommand::Explain { key } => explain::print(key.as_deref()),

@@ -11,7 +11,7 @@ use serde::Serialize;
 use super::args::JobArgs;
 use super::check::epoch;
 use super::error::CliError;
-use super::job::{PreparedJob, prepare, read_params};
+use super::job::{PreparedJob, prepare_phases, read_params};
 use crate::dataset_epoch::DatasetEpoch;
 use crate::host::HostPlan;
 use crate::launch::Exit;
@@ -50,39 +50,51 @@ impl fmt::Display for PlanOutput {
 
 /// Executes `plan`. Fails, after printing the plan, if the run does not fit on this host.
 pub fn print(flags: &JobArgs, json: bool) -> Result<Exit, CliError> {
-    let prepared = prepare(flags, &flags.overrides(), read_params(&flags.params)?)?;
-    let host = print_prepared(&prepared, json)?;
-    Ok(if host.fits == Some(false) { Exit::Failed } else { Exit::Success })
+    let phases = prepare_phases(flags, &flags.overrides(), read_params(&flags.params)?)?;
+    let fits = print_phases(&phases, json)?;
+    Ok(if fits { Exit::Success } else { Exit::Failed })
 }
 
-/// Prints the plan of `prepared`; returns what the run would be on this host.
+/// Prints the plans of all phases; of several as a list `phases` in JSON. Returns whether the run fits on this host.
 ///
 /// # Errors
-/// The job can't be compiled.
-pub fn print_prepared(prepared: &PreparedJob, json: bool) -> Result<HostPlan, CliError> {
-    let report = prepared.report()?;
-    let (epoch, data_problem) = match epoch(prepared) {
-        Ok(epoch) => (epoch, None),
-        Err(error) => (None, Some(error.summary())),
-    };
-    let job = &prepared.resolved.job;
-    let masked_parameters = match &job.sparsity {
-        Some(_) => Some(SparsityMasks::new(job, &prepared.plan.graph).map_err(CompileError::from)?.zeros()),
-        None => None,
-    };
-    let output = PlanOutput {
-        masked_parameters,
-        host: HostPlan::new(report.host_bytes, report.host_work),
-        epoch,
-        data_problem,
-        report,
-    };
-    if json {
-        super::print_line(super::to_pretty_json(&output)?);
-    } else {
-        prepared.print_notes();
-        // The text ends with the end of a line.
-        super::print_line(output.to_string().trim_end());
+/// A phase can't be compiled.
+pub fn print_phases(phases: &[PreparedJob], json: bool) -> Result<bool, CliError> {
+    let plans = phases.iter().map(PlanOutput::new).collect::<Result<Vec<_>, _>>()?;
+    match (&plans[..], json) {
+        ([plan], true) => super::print_line(super::to_pretty_json(plan)?),
+        (plans, true) => super::print_line(super::to_pretty_json(&serde_json::json!({ "phases": plans }))?),
+        (plans, false) => {
+            for (number, (plan, phase)) in plans.iter().zip(phases).enumerate() {
+                if plans.len() > 1 {
+                    super::print_line(format_args!("phase {} of {}", number + 1, plans.len()));
+                }
+                phase.print_notes();
+                // The text ends with the end of a line.
+                super::print_line(plan.to_string().trim_end());
+            }
+        }
     }
-    Ok(output.host)
+    Ok(plans.iter().all(|plan| plan.host.fits != Some(false)))
+}
+
+impl PlanOutput {
+    /// Returns the plan of a phase.
+    ///
+    /// # Errors
+    /// It can't be compiled.
+    fn new(prepared: &PreparedJob) -> Result<Self, CliError> {
+        let report = prepared.report()?;
+        let (epoch, data_problem) = match epoch(prepared) {
+            Ok(epoch) => (epoch, None),
+            Err(error) => (None, Some(error.summary())),
+        };
+        let job = &prepared.resolved.job;
+        let masked_parameters = match &job.sparsity {
+            Some(_) => Some(SparsityMasks::new(job, &prepared.plan.graph).map_err(CompileError::from)?.zeros()),
+            None => None,
+        };
+        let host = HostPlan::new(report.host_bytes, report.host_work);
+        Ok(Self { masked_parameters, host, epoch, data_problem, report })
+    }
 }

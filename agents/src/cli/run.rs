@@ -2,46 +2,73 @@
 
 use std::path::Path;
 
-use millrace_params::Params;
+use millrace_params::RunSpec;
 
 use super::args::RunArgs;
 use super::check::{check_datasets, check_memory, check_storage, epoch};
 use super::error::CliError;
-use super::job::{PreparedJob, prepare, read_params};
+use super::job::{PreparedJob, prepare_phases, read_params};
+use super::phases::next_phase;
 use super::plan;
 use crate::launch::{Exit, LaunchDocument, LocalRun, run_local};
 
-/// Runs the job of `flags`. `mode` is the mode on the command line, if any.
+/// Runs the job of `flags`, one phase after the other. `mode` is the mode on the command line, if any.
 pub fn run(flags: &RunArgs, mode: Option<&str>) -> Result<Exit, CliError> {
-    let (text, params) = read_params(&flags.job.params)?;
-    let overrides = flags.overrides(mode_of(mode, &params).map(str::to_owned));
-    let prepared = prepare(&flags.job, &overrides, (text, params))?;
+    let overrides = flags.overrides(mode.map(str::to_owned));
+    let phases = prepare_phases(&flags.job, &overrides, read_params(&flags.job.params)?)?;
     check_isa(flags)?;
-    if prepared.resolved.job.run.compile_only {
-        plan::print_prepared(&prepared, false)?;
+    let is_set = |flag: fn(&RunSpec) -> bool| phases.iter().any(|phase| flag(&phase.resolved.job.run));
+    if is_set(|run| run.compile_only) {
+        plan::print_phases(&phases, false)?;
         return Ok(Exit::Success);
     }
-    check_memory(&prepared)?;
-    prepared.plan.check_streamable()?;
-    check_storage(&prepared, flags)?;
-    if prepared.resolved.job.run.validate_only {
-        epoch(&prepared)?;
-        prepared.print_notes();
-        super::print_line(format_args!(
-            "The params are valid: plan {}, {} parameters",
-            prepared.plan.hash(),
-            prepared.plan.parameters()
-        ));
-        return Ok(Exit::Success);
+    for phase in &phases {
+        check_memory(phase)?;
+        phase.plan.check_streamable()?;
     }
-    check_datasets(&prepared)?;
-    Ok(run_local(local_run(flags, prepared)))
+    let next = next_phase(&phases)?;
+    check_storage(&phases[next], flags)?;
+    if is_set(|run| run.validate_only) {
+        return validate(&phases);
+    }
+    phases.iter().try_for_each(check_datasets)?;
+    run_phases(flags, phases, next)
 }
 
-/// Returns the mode that overrides the params. `train` does not override `mode: train_and_eval` of the params.
-fn mode_of<'a>(flag: Option<&'a str>, params: &Params) -> Option<&'a str> {
-    let params_mode = params.runconfig.as_ref().and_then(|run| run.mode.as_deref());
-    if flag == Some("train") && params_mode == Some("train_and_eval") { None } else { flag }
+/// Inspects the data of all phases, and prints that the params are valid.
+fn validate(phases: &[PreparedJob]) -> Result<Exit, CliError> {
+    for (number, phase) in phases.iter().enumerate() {
+        epoch(phase)?;
+        phase.print_notes();
+        let of = if phases.len() > 1 { format!(" of phase {}", number + 1) } else { String::new() };
+        super::print_line(format_args!(
+            "The params{of} are valid: plan {}, {} parameters",
+            phase.plan.hash(),
+            phase.plan.parameters()
+        ));
+    }
+    Ok(Exit::Success)
+}
+
+/// Runs the phases from `next` on. Ends with the first that does not succeed.
+fn run_phases(flags: &RunArgs, phases: Vec<PreparedJob>, next: usize) -> Result<Exit, CliError> {
+    let count = phases.len();
+    for (index, phase) in phases.into_iter().enumerate().skip(next) {
+        if count > 1 {
+            super::print_line(format_args!("Phase {} of {count}", index + 1));
+        }
+        if index > next {
+            // The phase before has written the checkpoint that this one begins with.
+            check_storage(&phase, flags)?;
+        }
+        let mut run = local_run(flags, phase);
+        run.launch.precedes_phase = index + 1 < count;
+        match run_local(run) {
+            Exit::Success => {}
+            exit => return Ok(exit),
+        }
+    }
+    Ok(Exit::Success)
 }
 
 fn check_isa(flags: &RunArgs) -> Result<(), CliError> {

@@ -7,13 +7,13 @@ use millrace_data::{Dataset, write_samples};
 use super::args::JobArgs;
 use super::check::open_dataset;
 use super::error::CliError;
-use super::job::{prepare, read_params};
+use super::job::{prepare, read_phase};
 use crate::input::data_failure;
 use crate::launch::Exit;
 
-/// Writes the samples of the first `steps` training steps to `out`.
-pub fn write(flags: &JobArgs, steps: u64, out: &Path) -> Result<Exit, CliError> {
-    let prepared = prepare(flags, &flags.overrides(), read_params(&flags.params)?)?;
+/// Writes the samples of the first `steps` training steps of a phase to `out`.
+pub fn write(flags: &JobArgs, phase: u32, steps: u64, out: &Path) -> Result<Exit, CliError> {
+    let prepared = prepare(flags, &flags.overrides(), read_phase(&flags.params, phase)?)?;
     let job = &prepared.resolved.job;
     let dataset: Dataset = open_dataset(job, &job.train_input)?;
     write_samples(&dataset, job.train_input.batch_size as u64, steps, 0, out).map_err(data_failure)?;

@@ -16,6 +16,7 @@ mod membership;
 mod network_faults;
 mod next_job;
 mod outputs;
+mod phases;
 mod pods;
 mod ports;
 mod proxy;

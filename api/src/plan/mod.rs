@@ -200,7 +200,8 @@ impl Planner {
 
     /// Returns the note that the data of a job was not checked, if this server can't read it.
     fn data_note(&self, resolution: &ResolvedJob) -> Option<String> {
-        let names_files = || resolved_job(resolution).is_ok_and(|(job, _)| names_files_of_volumes(&job));
+        let names_files =
+            || resolution.phases().any(|phase| resolved_job(&phase).is_ok_and(|(job, _)| names_files_of_volumes(&job)));
         (!self.is_on_this_host && names_files()).then(|| DATA_UNCHECKED_NOTE.to_owned())
     }
 

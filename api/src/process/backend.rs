@@ -174,8 +174,8 @@ impl ProcessBackend {
         })
     }
 
-    /// Rejects a job whose data files are missing; returns the epoch of its training data and its last step, if they
-    /// are known.
+    /// Rejects a job whose data files are missing, in any phase; returns the epoch of the training data of its first
+    /// phase, and the last step of that phase, if they are known.
     async fn check_data(
         &self,
         request: &SubmitRequest,
@@ -183,12 +183,16 @@ impl ProcessBackend {
         resolution: &ResolvedJob,
     ) -> Result<(Option<DatasetEpoch>, Option<u64>)> {
         let (uploads, policy) = (request.uploads.clone(), self.loader_policy(request));
-        self.check_resolved(&request.account, job, resolution, move |directories, job, mut resolved| {
-            let epoch = check_inputs(directories, job, &resolved, uploads.as_ref(), policy)?;
-            if let Some(epoch) = epoch {
-                resolved.limit_by_epochs(epoch.samples);
+        self.check_resolved(&request.account, job, resolution, move |directories, job, resolved| {
+            let mut first = None;
+            for mut phase in resolved {
+                let epoch = check_inputs(directories, job, &phase, uploads.as_ref(), policy)?;
+                if let Some(epoch) = epoch {
+                    phase.limit_by_epochs(epoch.samples);
+                }
+                first.get_or_insert((epoch, phase.run.known_max_steps()));
             }
-            Ok::<_, InputError>((epoch, resolved.run.known_max_steps()))
+            Ok::<_, InputError>(first.unwrap_or_default())
         })
         .await
     }
@@ -204,8 +208,11 @@ impl ProcessBackend {
         let model_dir = PathBuf::from(resolution.model_dir.clone().unwrap_or_default());
         let (uploads, policy) = (request.uploads.clone(), self.loader_policy(request));
         self.check_resolved(&request.account, job, resolution, move |directories, job, resolved| {
-            check_inputs(directories, job, &resolved, uploads.as_ref(), policy)?;
-            Ok::<_, UnusableFiles>(check_start_checkpoint(directories, job, &resolved, &model_dir)?)
+            for phase in &resolved {
+                check_inputs(directories, job, phase, uploads.as_ref(), policy)?;
+            }
+            let Some(first) = resolved.first() else { return Ok(None) };
+            Ok::<_, UnusableFiles>(check_start_checkpoint(directories, job, first, &model_dir)?)
         })
         .await
     }
@@ -227,15 +234,17 @@ impl ProcessBackend {
         }
     }
 
-    /// Runs `check` with the resolved job on the pool of heavy work; its error rejects the job.
+    /// Runs `check` with the resolved phases of the job on the pool of heavy work; its error rejects the job.
     async fn check_resolved<T: Send + 'static, E: Error + 'static>(
         &self,
         account: &str,
         job: &TrainJob,
         resolution: &ResolvedJob,
-        check: impl FnOnce(&ServerDirectories, &TrainJob, JobSpec) -> std::result::Result<T, E> + Send + 'static,
+        check: impl FnOnce(&ServerDirectories, &TrainJob, Vec<JobSpec>) -> std::result::Result<T, E> + Send + 'static,
     ) -> Result<T> {
-        let (resolved, _) = resolved_job(resolution).map_err(|error| ApiError::internal("plan a job", error))?;
+        let resolved = resolution.phases().map(|phase| resolved_job(&phase).map(|(job, _)| job));
+        let resolved = resolved.collect::<std::result::Result<Vec<_>, _>>();
+        let resolved = resolved.map_err(|error| ApiError::internal("plan a job", error))?;
         let (directories, job) = (self.world.directories.clone(), job.clone());
         let checked = self.compute.run_heavy(account, move || {
             check(&directories, &job, resolved)

@@ -38,7 +38,7 @@ pub struct NamedUpload {
 /// # Errors
 /// The params name no such path, two uploads have the same path, or the spec already has `model` or `files`.
 pub fn attach_named_uploads(
-    params: &mut Value,
+    phases: &mut [Value],
     spec: &mut Map<String, Value>,
     mut uploads: Vec<NamedUpload>,
 ) -> Result<()> {
@@ -57,9 +57,9 @@ pub fn attach_named_uploads(
         }
     }
     uploads.sort_by(|a, b| a.path.cmp(&b.path));
-    let of_model = [("graph", &params["model"]["graph"]), ("weights", &params["runconfig"]["checkpoint_path"])];
-    let of_model = of_model.map(|(field, path)| (field, path.as_str().map(str::to_owned)));
-    let paths = DataPaths::of(params);
+    let named = |pointer: &str| phases.first()?.pointer(pointer)?.as_str().map(str::to_owned);
+    let of_model = [("graph", named("/model/graph")), ("weights", named("/runconfig/checkpoint_path"))];
+    let paths = DataPaths::of(phases);
     paths.check_work(uploads.iter().map(|upload| upload.path.as_str()))?;
     let (mut model, mut files, mut seen) = (Map::new(), Vec::new(), HashSet::new());
     let mut renamed = HashMap::new();
@@ -84,7 +84,7 @@ pub fn attach_named_uploads(
         renamed.insert(found.written.to_owned(), format!("{FILES_DIR}/{by}"));
         files.push(json!({"path": file, "digest": digest}));
     }
-    rename_paths(params, &renamed);
+    rename_paths(phases, &renamed);
     if !model.is_empty() {
         spec.insert("model".to_owned(), model.into());
     }
@@ -109,10 +109,12 @@ mod tests {
         BlobDigest::new(format!("blake3:{}", "0".repeat(64))).unwrap()
     }
 
-    fn attach(mut params: Value, spec: Value, paths: &[&str]) -> Result<(Value, Value)> {
+    fn attach(params: Value, spec: Value, paths: &[&str]) -> Result<(Value, Value)> {
         let Value::Object(mut spec) = spec else { panic!("{spec}") };
         let named = |path: &&str| NamedUpload { path: (*path).to_owned(), digest: digest() };
-        attach_named_uploads(&mut params, &mut spec, paths.iter().map(named).collect())?;
+        let mut phases = [params];
+        attach_named_uploads(&mut phases, &mut spec, paths.iter().map(named).collect())?;
+        let [params] = phases;
         Ok((params, spec.into()))
     }
 

@@ -20,7 +20,7 @@ use axum::extract::{FromRequest, Multipart, Request};
 use axum::http::HeaderMap;
 use kube::Resource;
 use millrace_crds::{StoredParams, TRACEPARENT_ANNOTATION, TrainJob};
-use millrace_params::Params;
+use millrace_params::PhasedParams;
 use millrace_store::IdempotencyKey;
 use millrace_traces::TraceParent;
 use schemars::JsonSchema;
@@ -89,6 +89,15 @@ pub struct SubmitOptions {
     #[serde(default)]
     overrides: Map<String, Value>,
 }
+
+/// The field of a spec with the params of the phases that follow the first one.
+const LATER_PHASES: &str = "laterPhases";
+
+/// The override of the last step, which is that of all phases together.
+const LAST_STEP_OVERRIDE: &str = "max_steps";
+
+/// The overrides of where a job begins, which apply to its first phase.
+const FIRST_PHASE_OVERRIDES: [&str; 2] = ["checkpoint_path", "load_checkpoint_states"];
 
 /// The key of params in the `trainer` layout.
 const TRAINER_LAYOUT: &str = "trainer";
@@ -261,12 +270,18 @@ fn complete(
     if all["apiVersion"] != *version || all["kind"] != *kind {
         return fault("kind", &format!("expected a {kind} of {version}"));
     }
-    if let Some(params) = all.get_mut("spec").and_then(|spec| spec.get_mut("params")) {
-        let read = Params::read_json(params)
+    if let Some(spec) = all.get_mut("spec").and_then(Value::as_object_mut)
+        && let Some(params) = spec.get("params")
+    {
+        let read = PhasedParams::read_json(params)
             .map_err(|error| ApiError::new(ErrorReason::BadParams, error.report().trim_end()))?;
+        if !read.later.is_empty() && spec.contains_key(LATER_PHASES) {
+            return fault("spec.laterPhases", "excludes params with several phases: give one of them");
+        }
         // A TrainJob stores the classic layout: its definition and other readers know no other.
         if params.get(TRAINER_LAYOUT).is_some() {
-            *params = StoredParams::from(&read).0;
+            let phases = stored_phases(&read);
+            store_phases(spec, phases);
         }
     }
     let Value::Object(metadata) = all.entry("metadata").or_insert_with(|| json!({})) else {
@@ -381,26 +396,44 @@ impl FormParts {
         let bad_params = |detail: &str| ApiError::new(ErrorReason::BadParams, detail);
         let text = std::str::from_utf8(&params).map_err(|_| bad_params("the params are not UTF-8"))?;
         let mut inherited_bytes = 0;
-        let read = Params::parse_yaml_with(text, |path| {
+        let read = PhasedParams::parse_yaml(text, |path| {
             let other = take_params_file(&mut files, path)?;
             inherited_bytes = path.len() + other.len();
             Ok(other)
         });
         let read = read.map_err(|error| bad_params(error.report().trim_end()))?;
-        let mut params = StoredParams::from(&read).0;
+        let mut phases = stored_phases(&read);
         let options = options.map(|bytes| parse_json::<SubmitOptions>("JSON in the part `job`", &bytes)).transpose()?;
         let SubmitOptions { metadata, mut spec, uploads, overrides } = options.unwrap_or_default();
-        if spec.contains_key("params") {
-            let message = "the params are in the part `params`: leave these out".to_owned();
-            return Err(ApiError::invalid(vec![FieldError { field: "spec.params".to_owned(), message }]));
+        for key in ["params", LATER_PHASES] {
+            if spec.contains_key(key) {
+                let message = "the params are in the part `params`: leave these out".to_owned();
+                return Err(ApiError::invalid(vec![FieldError { field: format!("spec.{key}"), message }]));
+            }
         }
-        apply_overrides(&mut params, &overrides)?;
-        fill_from_runconfig(&mut spec, &params);
-        let uploaded_files = attach_uploads(&mut params, &mut spec, files, inherited_bytes)?;
-        attach_named_uploads(&mut params, &mut spec, uploads)?;
-        spec.insert("params".to_owned(), params);
+        apply_overrides(&mut phases, &overrides)?;
+        fill_from_runconfig(&mut spec, &phases);
+        let uploaded_files = attach_uploads(&mut phases, &mut spec, files, inherited_bytes)?;
+        attach_named_uploads(&mut phases, &mut spec, uploads)?;
+        // Now that the files of all phases have their names: a client uploads them without knowing which are left out.
+        end_at_step(&mut phases, overrides.get(LAST_STEP_OVERRIDE));
+        store_phases(&mut spec, phases);
         let object = json!({"metadata": metadata, "spec": spec});
         Ok((object, uploaded_files, digest.finalize(), stem))
+    }
+}
+
+/// Returns the params of each phase as a TrainJob stores them.
+fn stored_phases(params: &PhasedParams) -> Vec<Value> {
+    params.iter().map(|params| StoredParams::from(params).0).collect()
+}
+
+/// Enters the params of all phases into a spec.
+fn store_phases(spec: &mut Map<String, Value>, phases: Vec<Value>) {
+    let mut phases = phases.into_iter();
+    spec.extend(phases.next().map(|first| ("params".to_owned(), first)));
+    if phases.len() > 0 {
+        spec.insert(LATER_PHASES.to_owned(), phases.collect());
     }
 }
 
@@ -428,19 +461,37 @@ fn stem_of(file: &str) -> Option<String> {
 }
 
 /// Sets the overridden flags in the runconfig of the params.
-fn apply_overrides(params: &mut Value, overrides: &Map<String, Value>) -> Result<()> {
+fn apply_overrides(phases: &mut [Value], overrides: &Map<String, Value>) -> Result<()> {
     for (key, value) in overrides.iter().filter(|(_, value)| !value.is_null()) {
         if key == MODEL_OVERRIDE {
-            name_model(params, value)?;
+            phases.iter_mut().try_for_each(|params| name_model(params, value))?;
             continue;
         }
         if !OVERRIDE_FLAGS.contains(&key.as_str()) {
             let message = format!("expected one of {}, {MODEL_OVERRIDE}", OVERRIDE_FLAGS.join(", "));
             return Err(ApiError::invalid(vec![FieldError { field: format!("overrides.{key}"), message }]));
         }
-        params["runconfig"][key] = value.clone();
+        let count = match key.as_str() {
+            // See `end_at_step`.
+            LAST_STEP_OVERRIDE => 0,
+            key if FIRST_PHASE_OVERRIDES.contains(&key) => 1,
+            _ => phases.len(),
+        };
+        phases.iter_mut().take(count).for_each(|params| params["runconfig"][key] = value.clone());
     }
     Ok(())
+}
+
+/// Makes `last`, if there is one, the last step of all phases together: phases that would begin later are removed.
+fn end_at_step(phases: &mut Vec<Value>, last: Option<&Value>) {
+    let Some(last) = last.filter(|last| !last.is_null()) else { return };
+    let ends_before = |params: &Value| {
+        params["runconfig"][LAST_STEP_OVERRIDE].as_u64().zip(last.as_u64()).is_some_and(|(end, last)| end < last)
+    };
+    phases.truncate(phases.iter().take_while(|params| ends_before(params)).count() + 1);
+    if let Some(params) = phases.last_mut() {
+        params["runconfig"][LAST_STEP_OVERRIDE] = last.clone();
+    }
 }
 
 /// Names the family of the model in params that do not name it.
@@ -463,8 +514,9 @@ fn name_model(params: &mut Value, family: &Value) -> Result<()> {
     }
 }
 
-/// Fills the fields of the spec that are not set from the corresponding keys of runconfig.
-fn fill_from_runconfig(spec: &mut Map<String, Value>, params: &Value) {
+/// Fills the fields of the spec that are not set from the corresponding keys of the first phase's runconfig.
+fn fill_from_runconfig(spec: &mut Map<String, Value>, phases: &[Value]) {
+    let [params, later @ ..] = phases else { return };
     let run = &params["runconfig"];
     let mut fill = |field: &str, value: Option<Value>| {
         if let Some(value) = value.filter(|value| !value.is_null())
@@ -474,7 +526,8 @@ fn fill_from_runconfig(spec: &mut Map<String, Value>, params: &Value) {
         }
     };
     fill("numCsx", Some(run.get("num_csx").filter(|value| !value.is_null()).cloned().unwrap_or_else(|| json!(1))));
-    fill("mode", run.get("mode").cloned());
+    // The mode of the spec would be that of all phases.
+    fill("mode", run.get("mode").filter(|_| later.is_empty()).cloned());
     fill("priorityClassName", run.get("job_priority").cloned());
     fill(
         "deadlines",

@@ -39,12 +39,12 @@ pub(super) const MAX_GLOB_COMPARISONS: usize = 1 << 25;
 /// A file is not UTF-8, is not named by the params, or exceeds the limit on all of them; the globs take too long to
 /// match; a volume or mount of the user has the reserved name or directory.
 pub fn attach_uploads(
-    params: &mut Value,
+    phases: &mut [Value],
     spec: &mut Map<String, Value>,
     mut files: Vec<(String, Bytes)>,
     other_bytes: usize,
 ) -> Result<Vec<UploadedFile>> {
-    let named = DataPaths::of(params);
+    let named = DataPaths::of(phases);
     named.check_work(files.iter().map(|(path, _)| path.as_str()))?;
     let (mut uploads, mut renamed, mut total) = (Vec::new(), Vec::new(), other_bytes);
     files.sort_by(|(a, _), (b, _)| a.cmp(b));
@@ -71,7 +71,7 @@ pub fn attach_uploads(
         renamed.push((stands_for.clone(), by));
         uploads.push(UploadedFile { name, content });
     }
-    rename_paths(params, &renamed.into_iter().rev().collect());
+    rename_paths(phases, &renamed.into_iter().rev().collect());
     if !uploads.is_empty() {
         reserve_name(spec, "volumes", "name", UPLOADS_VOLUME, json!({"configMap": {"name": UPLOADS_VOLUME}}))?;
         reserve_name(spec, "mountDirs", "path", UPLOADS_DIR, json!({"volume": UPLOADS_VOLUME}))?;
@@ -86,11 +86,13 @@ pub(super) fn clean_name(name: &str) -> String {
     if clean.starts_with('.') { format!("-{clean}") } else { clean }
 }
 
-/// Replaces paths of the params by those of `by`.
-pub(super) fn rename_paths(params: &mut Value, by: &HashMap<String, String>) {
-    for (section, key) in path_keys() {
-        if let Some(value) = params.get_mut(section).and_then(|section| section.get_mut(key)) {
-            rename(value, by);
+/// Replaces paths in the params of all phases by those of `by`.
+pub(super) fn rename_paths(phases: &mut [Value], by: &HashMap<String, String>) {
+    for params in phases {
+        for (section, key) in path_keys() {
+            if let Some(value) = params.get_mut(section).and_then(|section| section.get_mut(key)) {
+                rename(value, by);
+            }
         }
     }
 }
@@ -161,7 +163,7 @@ pub(super) struct UploadMatch<'a> {
     pub(super) kind: MatchKind<'a>,
 }
 
-/// The data paths of the params, each once with its index.
+/// The data paths in the params of all phases, each once with its index.
 #[derive(Default)]
 pub(super) struct DataPaths {
     all: Vec<String>,
@@ -171,12 +173,14 @@ pub(super) struct DataPaths {
 }
 
 impl DataPaths {
-    pub(super) fn of(params: &Value) -> Self {
+    pub(super) fn of(phases: &[Value]) -> Self {
         let mut names = Self::default();
-        for (section, key) in path_keys() {
-            let value = &params[section][key];
-            let all = value.as_array().map_or(std::slice::from_ref(value), Vec::as_slice);
-            all.iter().filter_map(Value::as_str).for_each(|name| names.add(name));
+        for params in phases {
+            for (section, key) in path_keys() {
+                let value = &params[section][key];
+                let all = value.as_array().map_or(std::slice::from_ref(value), Vec::as_slice);
+                all.iter().filter_map(Value::as_str).for_each(|name| names.add(name));
+            }
         }
         names
     }
@@ -255,7 +259,7 @@ mod tests {
 
     #[test]
     fn uploaded_files_are_found_where_the_params_say() {
-        let mut params = json!({"train_input": {"data_dir": ["a/x.txt", "y"]}, "model": {}});
+        let mut params = [json!({"train_input": {"data_dir": ["a/x.txt", "y"]}, "model": {}})];
         let mut spec = Map::new();
         let uploads =
             attach_uploads(&mut params, &mut spec, vec![("a/x.txt".to_owned(), Bytes::from_static(b"text"))], 0)
@@ -265,20 +269,20 @@ mod tests {
             [UploadedFile { name: FileName::new("0-0000-x.txt").unwrap(), content: "text".to_owned() }]
         );
         assert_eq!(
-            params,
+            params[0],
             json!({"train_input": {"data_dir": [format!("{UPLOADS_DIR}/0-0000-x.txt"), "y"]}, "model": {}})
         );
         assert_eq!(spec["mountDirs"][0]["path"], UPLOADS_DIR);
-        let mut params = json!({"train_input": {"data_dir": "a/*.txt"}});
+        let mut params = [json!({"train_input": {"data_dir": "a/*.txt"}})];
         let files = ["a/2.txt", "a/1.txt"].map(|name| (name.to_owned(), Bytes::from_static(b"t"))).to_vec();
         let uploads = attach_uploads(&mut params, &mut Map::new(), files, 0).unwrap();
         assert_eq!(uploads.iter().map(|file| file.name.as_str()).collect::<Vec<_>>(), ["0-0000-1.txt", "0-0001-2.txt"]);
-        assert_eq!(params["train_input"]["data_dir"], format!("{UPLOADS_DIR}/0-*"));
-        let mut params = json!({"train_input": {"tokenizer_file": "t.json"}, "model": {"vocab_file": "words.txt"}});
+        assert_eq!(params[0]["train_input"]["data_dir"], format!("{UPLOADS_DIR}/0-*"));
+        let mut params = [json!({"train_input": {"tokenizer_file": "t.json"}, "model": {"vocab_file": "words.txt"}})];
         let files = ["words.txt", "t.json"].map(|name| (name.to_owned(), Bytes::from_static(b"t"))).to_vec();
         attach_uploads(&mut params, &mut Map::new(), files, 0).unwrap();
-        assert_eq!(params["train_input"]["tokenizer_file"], format!("{UPLOADS_DIR}/0-0000-t.json"));
-        assert_eq!(params["model"]["vocab_file"], format!("{UPLOADS_DIR}/1-0001-words.txt"));
+        assert_eq!(params[0]["train_input"]["tokenizer_file"], format!("{UPLOADS_DIR}/0-0000-t.json"));
+        assert_eq!(params[0]["model"]["vocab_file"], format!("{UPLOADS_DIR}/1-0001-words.txt"));
         assert!(
             attach_uploads(&mut params, &mut spec, vec![("z".to_owned(), Bytes::new())], 0).is_err(),
             "the params name no file of this name"
@@ -290,7 +294,7 @@ mod tests {
         let text = || vec![("a.txt".to_owned(), Bytes::from_static(b"text"))];
         let upload = |spec: Value| {
             let mut object = json!({"metadata": {"name": "job"}, "spec": spec});
-            let mut params = json!({"train_input": {"data_dir": "a.txt"}});
+            let mut params = [json!({"train_input": {"data_dir": "a.txt"}})];
             let files = attach_uploads(&mut params, object["spec"].as_object_mut().unwrap(), text(), 0)?;
             name_uploads(&mut object, files).map(|uploads| (uploads.unwrap(), object))
         };
@@ -310,21 +314,21 @@ mod tests {
     #[test]
     fn name_of_uploaded_text_is_one_component() {
         for path in ["../../x", "/etc/passwd", "a\0b", "..", "", "é/ü", "a/."] {
-            let mut params = json!({"train_input": {"data_dir": path}});
+            let mut params = [json!({"train_input": {"data_dir": path}})];
             let uploads =
                 attach_uploads(&mut params, &mut Map::new(), vec![(path.to_owned(), Bytes::from_static(b"t"))], 0)
                     .unwrap();
             assert!(uploads[0].name.as_str().starts_with("0-0000-"), "{path:?}");
         }
         let long = "x".repeat(300);
-        let mut params = json!({"train_input": {"data_dir": long}});
+        let mut params = [json!({"train_input": {"data_dir": long}})];
         assert!(attach_uploads(&mut params, &mut Map::new(), vec![(long, Bytes::from_static(b"t"))], 0).is_err());
     }
 
     #[test]
     fn expensive_globs_are_rejected_early() {
         let names: Vec<String> = (0..20_000).map(|at| format!("a*{at}")).collect();
-        let mut params = json!({"train_input": {"data_dir": names}});
+        let mut params = [json!({"train_input": {"data_dir": names}})];
         let files = (0..1000).map(|at| (format!("f{at}"), Bytes::from_static(b"t"))).collect();
         let began = std::time::Instant::now();
         let error = attach_uploads(&mut params, &mut Map::new(), files, 0).unwrap_err();

@@ -4,7 +4,7 @@
 //! Each has two forms, with one conversion between them:
 //!
 //! * [`Params`] is the document as the user writes it, read strictly by [`Params::parse_yaml`] in the classic layout or
-//!   the `trainer` layout;
+//!   the `trainer` layout, and [`PhasedParams`] are those of a document with several phases;
 //! * [`JobSpec`] is the resolved document that every agent receives, built by [`Params::resolve`];
 //! * [`MachineDocument`] and [`MachineSpec`] are the same for the machine that runs it.
 //!
@@ -29,6 +29,7 @@ mod keys;
 mod keywords;
 mod name;
 pub mod optimizers;
+mod phases;
 pub mod reference;
 mod resolve;
 mod role;
@@ -58,5 +59,6 @@ pub use job::{
 };
 pub use name::{BlobDigest, FileName, InvalidName, LabelName, ObjectName};
 pub use optimizers::OptimizerKind;
+pub use phases::PhasedParams;
 pub use resolve::FlagOverrides;
 pub use role::{Role, UnknownRole, shard_of_agent};

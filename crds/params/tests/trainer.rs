@@ -4,7 +4,7 @@ mod common;
 
 use common::{resolve, resolved};
 use millrace_params::reference::explain;
-use millrace_params::{FlagOverrides, Params, ParamsProblemKind};
+use millrace_params::{FlagOverrides, Params, ParamsError, ParamsProblemKind, PhasedParams, ResolveOutput};
 
 const TRAINER: &str = "\
 trainer:
@@ -219,11 +219,86 @@ fn problems_name_the_keys_that_were_written() {
     }
 }
 
+/// A document of several phases, each of which trains to one of the steps.
+fn phased(ends: &[&str]) -> String {
+    let (_, phase) = TRAINER.split_once("trainer:\n").unwrap();
+    let states = "    - LoadCheckpointStates:\n        load_checkpoint_states: [model, optimizer]\n";
+    assert!(phase.contains(states));
+    let phase = phase.replace(states, "").replace("&", "&a").replace("*", "*a");
+    let item = |(index, end): (usize, &&str)| {
+        let phase = phase.replace("&a", &format!("&p{index}")).replace("*a", &format!("*p{index}"));
+        let phase = phase.replacen("max_steps: 100", end, 1);
+        phase.lines().map(|line| format!("    {line}\n")).fold("- trainer:\n".to_owned(), |text, line| text + &line)
+    };
+    ends.iter().enumerate().map(item).fold("trainer:\n".to_owned(), |text, phase| text + &phase)
+}
+
+fn resolve_phases(text: &str, overrides: &FlagOverrides) -> Result<Vec<ResolveOutput>, ParamsError> {
+    let read = PhasedParams::parse_yaml(text, |_| Err(std::io::ErrorKind::NotFound.into()))?;
+    read.resolve_with(overrides, |params, overrides| params.resolve(overrides), |error| error)
+}
+
 #[test]
-fn several_phases_are_rejected_in_one_sentence() {
+fn phases_continue_from_the_one_before() {
+    let text = phased(&["max_steps: 100", "max_steps: 150"]);
+    let overrides = FlagOverrides { checkpoint_path: Some("begin".into()), ..FlagOverrides::default() };
+    let phases = resolve_phases(&text, &overrides).unwrap();
+    let runs: Vec<_> = phases.iter().map(|phase| &phase.job.run).collect();
+    assert_eq!(runs.iter().map(|run| run.max_steps).collect::<Vec<_>>(), [100, 150]);
+    let starts: Vec<_> = runs.iter().map(|run| run.checkpoint_path.as_deref()).collect();
+    assert_eq!(starts, [Some("begin"), None], "the flag is for the first phase");
+    for (max_steps, ends) in [(40, &[40][..]), (100, &[100]), (120, &[100, 120]), (200, &[100, 200])] {
+        let overrides = FlagOverrides { max_steps: Some(max_steps), ..FlagOverrides::default() };
+        let phases = resolve_phases(&text, &overrides).unwrap();
+        assert_eq!(phases.iter().map(|phase| phase.job.run.max_steps).collect::<Vec<_>>(), ends);
+    }
+    // The last checkpoint of the phase before may be named.
+    let named = text.replacen("fit:", "fit:\n        ckpt_path: PATH", 2);
+    for (path, is_valid) in
+        [("./there/checkpoint_100.mdl", true), ("here/checkpoint_100", false), ("there/checkpoint_50", false)]
+    {
+        let named = named.replacen("PATH", "before", 1).replacen("PATH", path, 1);
+        let found = resolve_phases(&named, &FlagOverrides::default());
+        assert_eq!(found.as_ref().is_ok_and(|phases| phases[1].job.run.checkpoint_path.is_none()), is_valid, "{path}");
+    }
+}
+
+#[test]
+fn phases_that_can_not_continue_are_rejected() {
+    const STATES: &str = "init.callbacks.1.LoadCheckpointStates.load_checkpoint_states";
+    let text = phased(&["max_steps: 100", "max_steps: 100"]);
+    let error = resolve_phases(&text, &FlagOverrides::default()).unwrap_err();
+    let expected = "trainer.1.trainer.init.loop.max_steps is 100, but the phase before trains to step 100 already";
+    let line = text.lines().enumerate().filter(|(_, line)| line.contains("max_steps")).last().unwrap().0 + 1;
+    assert_eq!(error.to_string(), format!("line {line}: {expected}"));
+    for (part, replacement, key) in [
+        ("max_steps: 150", "num_epochs: 3", "init.loop.max_steps"),
+        ("model_dir: there", "model_dir: elsewhere", "init.model_dir"),
+        ("fit:", "fit:\n        ckpt_path: there/checkpoint_50", "fit.ckpt_path"),
+        ("steps: 50", "autoload_last_checkpoint: false", "init.checkpoint.autoload_last_checkpoint"),
+        ("KeepNCheckpoints: {n: 2}", "LoadCheckpointStates: {load_checkpoint_states: model}", STATES),
+    ] {
+        let text = phased(&["max_steps: 100", "max_steps: 150"]);
+        let begin = text.rfind(part).unwrap();
+        let text = format!("{}{replacement}{}", &text[..begin], &text[begin + part.len()..]);
+        let error = resolve_phases(&text, &FlagOverrides::default()).unwrap_err();
+        let error = error.problems().next().unwrap();
+        assert_eq!(error.key, format!("trainer.1.trainer.{key}"), "{error}");
+    }
+    let many = phased(&["max_steps: 1"; 17]);
+    assert_eq!(
+        resolve_phases(&many, &FlagOverrides::default()).unwrap_err().to_string(),
+        "line 1: trainer has 17 phases"
+    );
+    // Both phases have mistakes.
+    let error = resolve_phases(&phased(&["max_stops: 1", "max_stops: 2"]), &FlagOverrides::default()).unwrap_err();
+    assert_eq!(error.problems().count(), 2, "{}", error.report());
+}
+
+#[test]
+fn trainer_without_phases_is_rejected() {
     let error = resolve("trainer:\n- trainer: {init: {}}\n- trainer: {init: {}}\n").unwrap_err();
-    let expected = "line 3: trainer has 2 phases, and running several is not supported yet";
-    assert_eq!((error.to_string().as_str(), error.problems().count()), (expected, 1));
+    assert_eq!(error.to_string(), "trainer has 2 phases, and only one can be read here");
     for (text, key) in [("trainer: []", "trainer"), ("trainer: 5", "trainer"), ("trainer: {init: []}", "trainer.init")]
     {
         assert_eq!(resolve(text).unwrap_err().key(), key, "{text}");

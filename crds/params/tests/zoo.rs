@@ -6,7 +6,7 @@ use common::{resolve, resolved};
 use millrace_params::optimizers::AdamW;
 use millrace_params::{
     DataSource, EncoderTask, FlagOverrides, InitializerSpec, InputSpec, LossScaling, Mode, OptimizerKind, Params,
-    Precision, ResolveOutput, ScheduleSegmentKind, Split, TokenizerName,
+    PhasedParams, Precision, ResolveOutput, ScheduleSegmentKind, Split, TokenizerName,
 };
 
 const XL: &str = include_str!("fixtures/gpt3_xl.yaml");
@@ -211,7 +211,7 @@ fn fine_tuning_for_tensorflow_is_understood() {
     let base = "model: {hidden_size: 64, num_hidden_layers: 2, num_heads: 4, use_vsl: True, dropout_rate: 0.3}";
     let job = |processor: &str, input: &str, model: &str| {
         let text = FINE_TUNING.replace("PROCESSOR", processor).replace("INPUT", input).replace("MODEL", model);
-        let params = Params::parse_yaml_with(&text, |_| Ok(base.to_owned())).unwrap();
+        let params = PhasedParams::parse_yaml(&text, |_| Ok(base.to_owned())).unwrap().first;
         params.resolve(&FlagOverrides::default()).unwrap()
     };
     let paths = |output: &ResolveOutput| {

@@ -14,7 +14,7 @@ pub use progress::{
 };
 pub use state::JobState;
 pub(crate) use status::never_decreases;
-pub use status::{OverruledKey, ResolvedJob, TrainJobStatus};
+pub use status::{CompletedPhases, OverruledKey, ResolvedJob, ResolvedPhase, TrainJobStatus};
 pub use volumes::{ConfigMapSource, FILES_DIR, JobFile, JobVolume, MountedDir, PersistentVolumeClaimSource};
 
 use std::collections::BTreeMap;
@@ -150,6 +150,7 @@ use crate::schema::keyed_by;
 #[schemars(transform = crate::schema::spec)]
 #[x_kube(
     validation = required_immutable("params"),
+    validation = optional_immutable("laterPhases"),
     validation = required_immutable("appliance"),
     validation = optional_immutable("model"),
     validation = optional_immutable("mode"),
@@ -179,6 +180,13 @@ pub struct TrainJobSpec {
     /// runconfig, with keys in snake case. If a key of its runconfig differs from a field of this spec, the field wins,
     /// and status.resolved lists the difference. Immutable.
     pub params: StoredParams,
+
+    /// The params of the phases that follow params, each in the same format. A phase continues from the last checkpoint
+    /// of the one before: all have the same model_dir, and those that train have increasing runconfig.max_steps.
+    /// Immutable.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 15), schema_with = "params::later_phases")]
+    pub later_phases: Vec<StoredParams>,
 
     /// Uploads that take the place of files that params name: a graph document, and initial weights. Immutable.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -262,7 +270,7 @@ pub struct TrainJobSpec {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct UploadedModel {
-    /// Digest of a graph document, in place of params.model.graph.
+    /// Digest of a graph document, in place of params.model.graph, also in later phases that name the same one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Option<BlobDigest>")]
     pub graph: Option<String>,
@@ -352,6 +360,7 @@ impl TrainJobSpec {
             num_csx,
             min_csx: default_min_csx(),
             params,
+            later_phases: Vec::new(),
             model: None,
             mode: None,
             appliance: default_appliance(),

@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 
 use millrace_params::{Params, ParamsError};
-use schemars::{JsonSchema, Schema, SchemaGenerator};
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -76,6 +76,15 @@ impl JsonSchema for StoredParams {
         ranges(&mut schema, RANGES);
         schema
     }
+}
+
+/// Returns the schema of [`TrainJobSpec::later_phases`](super::TrainJobSpec::later_phases). The keys of a phase are those
+/// of the params, which the definition states once: twice, it would be too large for `kubectl apply`.
+pub(super) fn later_phases(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({
+        "type": "array",
+        "items": {"type": "object", "x-kubernetes-preserve-unknown-fields": true},
+    })
 }
 
 #[cfg(test)]

@@ -48,6 +48,9 @@ pub struct TrainJobStatus {
     /// Decisions of the first admission, which are fixed for all attempts, also after upgrades.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub resolved: Option<ResolvedJob>,
+    /// The phases of the job that are complete; omitted while the first one runs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub completed_phases: Option<CompletedPhases>,
     /// The job's position in the queue while it waits.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub queue: Option<QueueStatus>,
@@ -115,6 +118,36 @@ pub struct TrainJobStatus {
     pub leader_epoch: Option<u64>,
 }
 
+/// The phases of a job that are complete.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct CompletedPhases {
+    /// Their number.
+    #[serde(default)]
+    #[schemars(range(max = 16))]
+    pub count: u32,
+    /// The attempt that completed the newest of them.
+    #[serde(default)]
+    pub attempt: u32,
+}
+
+/// A phase of a job that follows another one, as it was decided at the first admission.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct ResolvedPhase {
+    /// What the phase does.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mode: Option<Mode>,
+    /// The phase with all defaults resolved, as canonical JSON.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 65_536))]
+    pub job: Option<String>,
+    /// Digest of its stream plan, in hexadecimal.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 128))]
+    pub plan_hash: Option<String>,
+}
+
 /// What was decided at the first admission. Never changed.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
@@ -146,6 +179,10 @@ pub struct ResolvedJob {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 128))]
     pub plan_hash: Option<String>,
+    /// The phases that follow the first one, which the fields above describe.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 15))]
+    pub later_phases: Vec<ResolvedPhase>,
     /// Image of all pods.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub image: Option<String>,
@@ -186,7 +223,40 @@ pub struct OverruledKey {
     pub spec: String,
 }
 
+impl ResolvedJob {
+    /// Returns the number of phases.
+    pub fn phase_count(&self) -> u32 {
+        u32::try_from(self.later_phases.len()).unwrap_or(u32::MAX).saturating_add(1)
+    }
+
+    /// Returns the record without the first `completed` phases. It keeps the last phase if all are complete.
+    #[must_use]
+    pub fn without_phases(&self, completed: u32) -> Self {
+        let mut record = self.clone();
+        let removed = (completed as usize).min(record.later_phases.len());
+        if let Some(ResolvedPhase { mode, job, plan_hash }) = record.later_phases.drain(..removed).next_back() {
+            (record.mode, record.job, record.plan_hash) = (mode, job, plan_hash);
+        }
+        record
+    }
+
+    /// Returns for each phase the record that begins with it.
+    pub fn phases(&self) -> impl Iterator<Item = Self> {
+        (0..self.phase_count()).map(|completed| self.without_phases(completed))
+    }
+}
+
 impl TrainJobStatus {
+    /// Returns how many phases are complete.
+    pub fn completed_phase_count(&self) -> u32 {
+        self.completed_phases.map_or(0, |completed| completed.count)
+    }
+
+    /// Returns the record that begins with the current phase; `None` before the first admission.
+    pub fn current_phase(&self) -> Option<ResolvedJob> {
+        Some(self.resolved.as_ref()?.without_phases(self.completed_phase_count()))
+    }
+
     /// Returns the condition of a type, if it is set.
     pub fn condition(&self, condition_type: ConditionType) -> Option<&Condition> {
         self.conditions.iter().find(|condition| condition.type_ == condition_type.as_str())

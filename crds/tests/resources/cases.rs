@@ -142,6 +142,7 @@ fn changes(cases: &mut Vec<Case>) {
     ] {
         change(name, Some("params is immutable"), &|spec| *spec.pointer_mut(path).unwrap() = value.clone());
     }
+    change("late-phase", Some("laterPhases is immutable"), &|spec| spec["laterPhases"] = json!([{"runconfig": {}}]));
     change("other-mode", Some("mode is immutable"), &|spec| spec["mode"] = json!("eval"));
     change("other-appliance", Some("appliance is immutable"), &|spec| spec["appliance"] = json!("other"));
     change("other-labels", Some("labels is immutable"), &|spec| spec["labels"] = json!({"a": "b"}));

@@ -12,7 +12,7 @@ use crate::requirements::ResourceRequirements;
 #[derive(Clone, Debug)]
 pub struct AttemptContext<'a> {
     pub job: &'a TrainJob,
-    /// The record of the job's first admission.
+    /// The record of the job's first admission; its first phase is that of the attempt.
     pub resolution: &'a ResolvedJob,
     /// The appliance, for the settings that may change between attempts.
     pub cluster: &'a ApplianceSpec,

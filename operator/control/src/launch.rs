@@ -23,6 +23,7 @@ pub fn launch(attempt: &AttemptContext<'_>) -> Result<LaunchDocument, ResolvedJo
     launch.model_dir = PathBuf::from(attempt.resolution.model_dir.clone().unwrap_or_default());
     launch.attempt = Some(attempt.number);
     launch.job_uid = attempt.job.uid();
+    launch.precedes_phase = !attempt.resolution.later_phases.is_empty();
     let saved = attempt.job.status.as_ref().and_then(|status| status.checkpoint.as_ref());
     if launch.mode.trains() && saved.is_some() {
         // The checkpoint that the params name is where the job began; the job has a newer one of its own.

@@ -1,6 +1,6 @@
 //! Caches the record and needs of each job, by UID; computes them in the background.
 //!
-//! * An entry is for one number of systems. The most recent entries of a job are kept; for a job
+//! * An entry is for one number of systems and one phase of the job. The most recent entries of a job are kept; for a job
 //!   without a record, those of the current specification of the appliance.
 //! * A plan whose graph document can't be read at present is computed again after a backoff, when it is requested.
 //! * Entries of deleted jobs are removed by [`PlanCache::retain`].
@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use kube::ResourceExt;
-use millrace_crds::{ApplianceSpec, ResolvedJob, TrainJob};
+use millrace_crds::{ApplianceSpec, ResolvedJob, TrainJob, TrainJobStatus};
 
 use crate::plan_compiler::{MAX_LIGHT_PLAN_BYTES, PlanBudget, PlanCompiler};
 use crate::record::resolved_version;
@@ -96,6 +96,8 @@ struct Shared {
 /// The cached result of a job.
 struct CacheEntry {
     num_csx: u32,
+    /// Phases of the job that were complete.
+    completed_phases: u32,
     /// The appliance it was computed for.
     cluster: Arc<ApplianceSpec>,
     state: EntryState,
@@ -189,10 +191,12 @@ impl PlanCache {
         done: Option<OnPlanned>,
     ) -> PlanStatus {
         let record = job.status.as_ref().and_then(|status| status.resolved.clone());
+        let completed_phases = job.status.as_ref().map_or(0, TrainJobStatus::completed_phase_count);
         let mut jobs = self.shared.jobs();
         let entries = jobs.entry(uid.to_owned()).or_default();
         // A change of the appliance does not affect a record.
         entries.retain(|entry| record.is_some() || *entry.cluster == *cluster);
+        entries.retain(|entry| entry.completed_phases == completed_phases);
         if let Some(entry) = entries.iter_mut().find(|entry| entry.num_csx == num_csx) {
             let is_due = entry.state.begin_retry();
             if entry.state.is_computed_now() {
@@ -210,7 +214,7 @@ impl PlanCache {
         if entries.len() >= MAX_SIZES_PER_JOB {
             entries.remove(0);
         }
-        entries.push(CacheEntry { num_csx, cluster: cluster.clone(), state, done });
+        entries.push(CacheEntry { num_csx, completed_phases, cluster: cluster.clone(), state, done });
         drop(jobs);
         self.compute(job, uid, cluster, num_csx);
         status

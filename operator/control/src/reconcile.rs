@@ -299,8 +299,7 @@ async fn apply<W: World>(
     for command in &decision.commands {
         match command {
             JobCommand::RunAgents { attempt, num_csx } => {
-                let resolution = decision.status.resolved.as_ref();
-                let resolution = resolution.ok_or(Error::<W>::Unresolved)?;
+                let resolution = &decision.status.current_phase().ok_or(Error::<W>::Unresolved)?;
                 // If the plan is not cached, the next reconcile decides on this command again.
                 let Some(planned) =
                     control.get_or_plan(job, &dereferenced.uid, &dereferenced.cluster, *num_csx).ready()
@@ -331,11 +330,11 @@ async fn apply<W: World>(
                 }
             }
             JobCommand::FollowCoordinator { attempt } => {
-                follow(job, control, decision.status.resolved.as_ref(), *attempt)
+                follow(job, control, decision.status.current_phase().as_ref(), *attempt)
             }
             JobCommand::StopAttempt { attempt, reason } => {
                 // After a restart of the control loop, the coordinator is not followed yet.
-                follow(job, control, decision.status.resolved.as_ref(), *attempt);
+                follow(job, control, decision.status.current_phase().as_ref(), *attempt);
                 control.followers.stop(&dereferenced.uid, *attempt, reason);
             }
             JobCommand::RemoveAgents { grace } => {

@@ -38,6 +38,13 @@ pub struct ResourceRequirements {
 }
 
 impl ResourceRequirements {
+    /// Raises what the appliance grants to what a later phase of the job needs.
+    pub(crate) fn reserve_for(&mut self, later: &Self) {
+        self.memoryx_bytes = self.memoryx_bytes.max(later.memoryx_bytes);
+        self.swarmx_nodes = self.swarmx_nodes.max(later.swarmx_nodes);
+        self.largest_num_csx = self.largest_num_csx.min(later.largest_num_csx);
+    }
+
     /// Returns the bytes of memory of all agents together.
     pub fn host_bytes(&self) -> u64 {
         let role_bytes =

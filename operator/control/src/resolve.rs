@@ -1,9 +1,12 @@
 //! Resolves the params of a job into a record that never changes, once, at its first admission.
 
-use millrace_crds::{ApplianceSpec, OverruledKey, ResolvedJob, TrainJob, TrainJobSpec, UploadedModel};
+use millrace_crds::{
+    ApplianceSpec, OverruledKey, ResolvedJob, ResolvedPhase, StoredParams, TrainJob, TrainJobSpec, TrainJobStatus,
+    UploadedModel,
+};
 use millrace_params::{
-    DataSource, FlagOverrides, InputSpec, JobSpec, LossSpikeAction, LossSpikeSpec, Mode, Params, ResolveOutput,
-    RunParams,
+    DataSource, FlagOverrides, InputSpec, JobSpec, LossSpikeAction, LossSpikeSpec, Mode, Params, PhasedParams,
+    ResolveOutput, RunParams,
 };
 use millrace_protocol::launch::VERSION;
 
@@ -15,7 +18,7 @@ use crate::resolve_error::{InvalidJob, ResolveError};
 use crate::world::{JobSite, ModelDirLocation};
 
 /// Resolves and plans `job` on an appliance, in the world of `site`. Returns its `record`, or the record that it would
-/// get, and the needs of an attempt on `num_csx` systems.
+/// get, and the needs of an attempt of its current phase on `num_csx` systems.
 ///
 /// # Errors
 /// The job can never run as it is, [`ResolveError::Overloaded`], or [`ResolveError::Unavailable`].
@@ -29,9 +32,17 @@ pub fn resolve_and_plan(
 ) -> Result<(ResolvedJob, ResourceRequirements), ResolveError> {
     let graph = JobGraph::new(job, site, may_plan);
     let resolution = record.map_or_else(|| resolve_with(job, cluster, site, (plans, &graph)), Ok)?;
-    let (resolved, appliance) = resolved_job(&resolution)?;
-    let needs = plans.plan(&resolved, &appliance, num_csx, &graph)?.needs.clone();
-    Ok((resolution, needs))
+    let completed = job.status.as_ref().map_or(0, TrainJobStatus::completed_phase_count);
+    let needs = |completed| {
+        let (resolved, appliance) = resolved_job(&resolution.without_phases(completed))?;
+        Ok::<_, ResolveError>(plans.plan(&resolved, &appliance, num_csx, &graph)?.needs.clone())
+    };
+    let mut current = needs(completed)?;
+    // The job keeps what the appliance grants it, so the grant suffices for the phases that follow.
+    for later in completed + 1..resolution.phase_count() {
+        current.reserve_for(&needs(later)?);
+    }
+    Ok((resolution, current))
 }
 
 /// Resolves `job` on an appliance, in the world of `site`, without any cache.
@@ -53,51 +64,83 @@ fn resolve_with(
         site.check_uploads_supported().map_err(InvalidJob::Site)?;
     }
     let params = params_with_model(spec)?;
+    let mut phases = resolve_phases(spec, &params, graph)?;
+    let is_one = phases.len() == 1;
+    let first = phases.first().map(|phase| phase.job.run.model_dir.clone()).unwrap_or_default();
+    let ModelDirLocation { path: model_dir, claim } = site.model_dir(job, &first).map_err(InvalidJob::Site)?;
+    let appliance = cluster.machine.resolve().map_err(InvalidJob::Appliance)?;
+    let (mut records, mut notes, mut loader) = (Vec::new(), Vec::new(), None);
+    for (index, phase) in phases.iter_mut().enumerate() {
+        let of_phase = |note: String| if is_one { note } else { format!("Phase {}: {note}", index + 1) };
+        check_phase(job, phase, site)?;
+        notes.extend(phase.notes.drain(..).map(of_phase));
+        if !phase.ignored_keys.is_empty() {
+            notes.push(of_phase(format!("Without effect on this appliance: {}.", phase.ignored_keys.join(", "))));
+        }
+        loader = loader.or(loader_image(spec, &phase.job, cluster, site)?);
+        let planned = plans.plan(&phase.job, &appliance, spec.num_csx, graph)?;
+        planned.streamable.clone()?;
+        let text = serde_json::to_string(&phase.job).map_err(InvalidJob::Json)?;
+        let (mode, job, plan_hash) = (Some(phase.job.run.mode), Some(text), Some(planned.hash.clone()));
+        records.push(ResolvedPhase { mode, job, plan_hash });
+    }
+    let ResolvedPhase { mode, job: text, plan_hash } = records.remove(0);
+    let document = serde_json::to_string(&appliance).map_err(InvalidJob::Json)?;
+    Ok(ResolvedJob {
+        version: Some(VERSION),
+        mode,
+        num_csx: Some(spec.num_csx),
+        model_dir: Some(model_dir.display().to_string()),
+        model_dir_claim: claim,
+        job: text,
+        plan_hash,
+        later_phases: records,
+        image: cluster.image.clone().or_else(|| site.image()),
+        loader_image: loader,
+        appliance: Some(appliance.to_document()),
+        appliance_digest: Some(blake3::hash(document.as_bytes()).to_hex().to_string()),
+        resources: cluster.resources.clone(),
+        differences: overruled_keys(&params.first, job),
+        notes,
+    })
+}
+
+/// Resolves the params of all phases with the values of the spec that override them.
+fn resolve_phases(
+    spec: &TrainJobSpec,
+    params: &PhasedParams,
+    graph: &JobGraph<'_>,
+) -> Result<Vec<ResolveOutput>, ResolveError> {
     let overrides = FlagOverrides {
         num_csx: Some(spec.num_csx.into()),
         mode: spec.mode.map(|mode| mode_name(mode).to_owned()),
         ..FlagOverrides::default()
     };
-    let ResolveOutput { job: mut resolved, mut notes, ignored_keys } = with_sample_length(&params, &overrides, graph)?;
-    if let Some(spike) = spec.failure_policy.loss_spike {
-        resolved.run.loss_spike = Some(spike.into());
+    let mut number = 0;
+    let resolve = |params: &Params, overrides: &FlagOverrides| {
+        number += 1;
+        with_sample_length(params, overrides, graph).map_err(|error| in_phase(number, error))
+    };
+    let mut phases = params.resolve_with(&overrides, resolve, |error| InvalidJob::LaterPhases(error).into())?;
+    for phase in &mut phases {
+        if let Some(spike) = spec.failure_policy.loss_spike {
+            phase.job.run.loss_spike = Some(spike.into());
+        }
+        if phase.job.run.compile_only || phase.job.run.validate_only {
+            return Err(InvalidJob::LocalOnly.into());
+        }
     }
-    if resolved.run.compile_only || resolved.run.validate_only {
-        return Err(InvalidJob::LocalOnly.into());
-    }
-    if !ignored_keys.is_empty() {
-        notes.push(format!("Without effect on this appliance: {}.", ignored_keys.join(", ")));
-    }
-    let ModelDirLocation { path: model_dir, claim } =
-        site.model_dir(job, &resolved.run.model_dir).map_err(InvalidJob::Site)?;
-    let run = &mut resolved.run;
+    Ok(phases)
+}
+
+/// Checks that the world of `site` has what the agents of a phase read, and lets it write its summaries there.
+fn check_phase(job: &TrainJob, phase: &mut ResolveOutput, site: &dyn JobSite) -> Result<(), ResolveError> {
+    let run = &mut phase.job.run;
     if !run.summary_dir.is_empty() && run.summary_dir != run.model_dir {
         let summary_dir = site.model_dir(job, &run.summary_dir).map_err(InvalidJob::Site)?;
         run.summary_dir = summary_dir.path.display().to_string();
     }
-    inputs(&resolved).try_for_each(|path| site.check_readable(job, path)).map_err(InvalidJob::Site)?;
-    let loader_image = loader_image(spec, &resolved, cluster, site)?;
-    let appliance = cluster.machine.resolve().map_err(InvalidJob::Appliance)?;
-    let planned = plans.plan(&resolved, &appliance, spec.num_csx, graph)?;
-    planned.streamable.clone()?;
-    let text = serde_json::to_string(&resolved).map_err(InvalidJob::Json)?;
-    let document = serde_json::to_string(&appliance).map_err(InvalidJob::Json)?;
-    Ok(ResolvedJob {
-        version: Some(VERSION),
-        mode: Some(resolved.run.mode),
-        num_csx: Some(spec.num_csx),
-        model_dir: Some(model_dir.display().to_string()),
-        model_dir_claim: claim,
-        job: Some(text),
-        plan_hash: Some(planned.hash.clone()),
-        image: cluster.image.clone().or_else(|| site.image()),
-        loader_image,
-        appliance: Some(appliance.to_document()),
-        appliance_digest: Some(blake3::hash(document.as_bytes()).to_hex().to_string()),
-        resources: cluster.resources.clone(),
-        differences: overruled_keys(&params, job),
-        notes,
-    })
+    Ok(inputs(&phase.job).try_for_each(|path| site.check_readable(job, path)).map_err(InvalidJob::Site)?)
 }
 
 /// Returns the image of the container that reads the Python dataset of a job; `None` if the job reads none, or agents
@@ -119,17 +162,31 @@ fn loader_image(
     }
 }
 
-/// Returns the params of a job, with the uploads of `spec.model` where the params name files.
-fn params_with_model(spec: &TrainJobSpec) -> Result<Params, ResolveError> {
-    let mut params = spec.params.read().map_err(InvalidJob::Params)?;
+/// Returns the params of all phases, with the uploads of `spec.model` where the params name files.
+fn params_with_model(spec: &TrainJobSpec) -> Result<PhasedParams, ResolveError> {
+    let mut first = spec.params.read().map_err(InvalidJob::Params)?;
+    let read = |(index, params): (usize, &StoredParams)| {
+        params.read().map_err(|error| in_phase(index + 2, InvalidJob::Params(error).into()))
+    };
+    let mut later = spec.later_phases.iter().enumerate().map(read).collect::<Result<Vec<_>, _>>()?;
     let UploadedModel { graph, weights } = spec.model.clone().unwrap_or_default();
-    if graph.is_some() {
-        params.model.get_or_insert_default().graph = graph;
+    if let Some(graph) = graph {
+        let file = first.model.get_or_insert_default().graph.replace(graph.clone());
+        let named = later.iter_mut().filter_map(|params| params.model.as_mut()?.graph.as_mut());
+        named.filter(|name| file.as_ref() == Some(*name)).for_each(|name| name.clone_from(&graph));
     }
     if weights.is_some() {
-        params.runconfig.get_or_insert_default().checkpoint_path = weights;
+        first.runconfig.get_or_insert_default().checkpoint_path = weights;
     }
-    Ok(params)
+    Ok(PhasedParams { first, later })
+}
+
+/// Names the phase in the error of params that follow the first ones.
+fn in_phase(number: usize, error: ResolveError) -> ResolveError {
+    match error {
+        ResolveError::BadParams(cause) if number > 1 => InvalidJob::InPhase { number, cause }.into(),
+        error => error,
+    }
 }
 
 /// Resolves params. If they leave out the length of samples, it is that of the samples that a graph document reads.

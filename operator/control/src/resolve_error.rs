@@ -40,6 +40,17 @@ pub enum InvalidJob {
     /// Its params have mistakes.
     #[error("{}", report(.0))]
     Params(ParamsError),
+    /// A phase can't continue from the one before.
+    #[error("spec.laterPhases: {}", report(.0))]
+    LaterPhases(ParamsError),
+    /// The params of a phase that follows another one are invalid, or name something they may not use.
+    #[error("phase {number}: {cause}")]
+    InPhase {
+        /// The phase, counted from 1.
+        number: usize,
+        /// What is wrong.
+        cause: Arc<InvalidJob>,
+    },
     /// Its params ask only for a plan or a check.
     #[error(
         "runconfig.compile_only and validate_only are for a local run: use `millrace-agent plan`, which needs no \

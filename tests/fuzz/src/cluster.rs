@@ -7,16 +7,17 @@ use millrace_api::admission::AdmissionSchema;
 use millrace_control::record::resolved_job;
 use millrace_control::{DocumentError, JobSite, ModelDirLocation, SiteError};
 use millrace_crds::{ApplianceSpec, ResolvedJob, TrainJob};
-use millrace_params::{BlobDigest, FlagOverrides, JobSpec, MachineSpec, Params};
+use millrace_params::{BlobDigest, FlagOverrides, JobSpec, MachineSpec, Params, PhasedParams};
 use serde_json::Value;
 
 /// Parses a params file, which may continue its own model, evaluates its learning rate, and parses the same bytes as an
 /// appliance.
 pub fn params(bytes: &[u8]) {
     let Ok(text) = std::str::from_utf8(bytes) else { return };
-    if let Ok(read) = Params::parse_yaml_with(text, |_| Ok(text.to_owned()))
-        && let Ok(resolved) = read.resolve(&FlagOverrides::default())
-    {
+    let resolve = |params: &Params, overrides: &FlagOverrides| params.resolve(overrides);
+    let read = PhasedParams::parse_yaml(text, |_| Ok(text.to_owned()));
+    let phases = read.and_then(|read| read.resolve_with(&FlagOverrides::default(), resolve, |error| error));
+    for resolved in phases.unwrap_or_default() {
         for step in [0, 1, 1000, u64::MAX] {
             resolved.job.optimizer.schedule.at(step);
         }

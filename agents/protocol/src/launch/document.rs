@@ -37,6 +37,10 @@ pub struct LaunchDocument {
     /// restarts.
     #[serde(default)]
     pub job_uid: Option<String>,
+    /// Whether another phase of the job follows. If `model_dir` has a checkpoint beyond the last step of this run, an
+    /// earlier job has completed the phase, and the run succeeds at once.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub precedes_phase: bool,
     /// State that the run continues from.
     pub resume: ResumeOptions,
     /// Number of agents that the coordinator waits for.
@@ -142,6 +146,11 @@ impl AgentCounts {
     }
 }
 
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "the signature that serde requires")]
+const fn is_false(value: &bool) -> bool {
+    !*value
+}
+
 impl LaunchDocument {
     /// Returns the launch of a resolved job on `appliance`, as a run that nothing restarts. A program that restarts the
     /// job sets `attempt` and `job_uid`.
@@ -158,6 +167,7 @@ impl LaunchDocument {
             model_dir: PathBuf::from(&run.model_dir),
             attempt: None,
             job_uid: None,
+            precedes_phase: false,
             resume: ResumeOptions {
                 checkpoint_path: run.checkpoint_path.as_ref().map(PathBuf::from),
                 states: run.load_checkpoint_states,

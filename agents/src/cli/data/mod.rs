@@ -11,7 +11,7 @@ use millrace_params::{InputSpec, JobSpec};
 use super::args::{DataArgs, DataCommand};
 use super::check::open_dataset;
 use super::error::CliError;
-use super::job::{read_params, resolve_params};
+use super::job::{read_phase, resolve_params};
 use crate::launch::Exit;
 
 /// Executes a command.
@@ -25,7 +25,7 @@ pub fn run(command: &DataCommand) -> Result<Exit, CliError> {
 
 /// Returns the job of the params, and a copy of the input that the arguments name.
 fn job_input(args: &DataArgs) -> Result<(JobSpec, InputSpec), CliError> {
-    let (_, params) = read_params(&args.params)?;
+    let (_, params) = read_phase(&args.params, args.phase)?;
     let job = resolve_params(&args.params, &args.overrides(), &params)?.job;
     let input = match args.input.as_str() {
         "eval" => job.eval_input.clone().ok_or_else(|| {

@@ -32,7 +32,7 @@ use millrace_emulator::sparsity::SparsityMasks;
 use millrace_protocol::proto;
 use millrace_protocol::security::{AttemptName, AuthenticatedIncoming};
 use millrace_protocol::transport::{self, KeepAlive};
-use millrace_telemetry::journal::OutcomeReason;
+use millrace_telemetry::journal::{AttemptOutcome, OutcomeReason};
 use millrace_telemetry::logs::{AgentName, LogRecord, Logger};
 use millrace_telemetry::metric_definitions::RoleMetrics;
 use tokio::net::TcpListener;
@@ -109,7 +109,14 @@ pub async fn run(args: RoleArgs, context: CoordinatorContext) -> Result<Exit, Ag
 
     let mut resize = None;
     let prepared = tokio::select! {
-        prepared = prepare(*launch, args.last_report, args.by_launcher, &console, &mut agents) => prepared?,
+        prepared = prepare(*launch, args.last_report.clone(), args.by_launcher, &console, &mut agents) => match prepared {
+            Err(complete) if complete.reason() == OutcomeReason::Succeeded => {
+                console.line(complete.to_string());
+                args.last_report.write(&AttemptOutcome::from(&complete));
+                return Ok(Exit::Success);
+            }
+            prepared => prepared?,
+        },
         request = wait_for_stop_request(&mut terminate, &mut user, &mut resize) => {
             console.end();
             if request == StopRequest::Signal && !args.by_launcher {

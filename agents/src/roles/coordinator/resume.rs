@@ -12,6 +12,7 @@ use millrace_emulator::numerics::{Isa, NumericsProfile, largest_chunk};
 use millrace_engine::message::ParameterSource;
 use millrace_engine::types::TrainingHistory;
 use millrace_params::{CheckpointStates, InputSpec, JobSpec, Mode};
+use millrace_telemetry::journal::OutcomeReason;
 
 use super::checkpoint_writer::PublishedCheckpoint;
 use crate::checkpoints::{
@@ -234,19 +235,22 @@ fn start_from_checkpoint(
     checkpoint: Checkpoint,
     mut report: Vec<String>,
 ) -> Result<StartPoint, AgentError> {
+    let (states, max_steps) = (launch.resume.states, compiled.job.run.max_steps);
+    let step = if states.global_step || !launch.mode.trains() { checkpoint.step() } else { 0 };
+    if launch.mode.trains() {
+        if launch.precedes_phase && step > max_steps {
+            return Err(completed_phase(checkpoint.path(), step, max_steps));
+        }
+        check_last_step(checkpoint.path(), step, max_steps)?;
+    }
     let reader = PlanReader::new(checkpoint, &compiled.plan, &Moments::none(), load_strictness(&compiled.job))
         .map_err(checkpoint_failure)?;
     report.extend(
         reader.missing_tensors().iter().map(|name| format!("{name} is not in the checkpoint and is initialized.")),
     );
     let checkpoint = reader.checkpoint();
-    let (states, path) = (launch.resume.states, checkpoint.path());
-    let step = if states.global_step || !launch.mode.trains() { checkpoint.step() } else { 0 };
+    let path = checkpoint.path();
     let optimizer = states.optimizer && launch.mode.trains();
-    let max_steps = compiled.job.run.max_steps;
-    if launch.mode.trains() {
-        check_last_step(path, step, max_steps)?;
-    }
     let contents = if optimizer { "parameters, optimizer state" } else { "parameters" };
     report.push(format!("Loaded {contents} of step {} from {}.", checkpoint.step(), path.display()));
     report.extend(changes(&compiled.job, checkpoint.job()));
@@ -263,6 +267,12 @@ fn start_from_checkpoint(
         history: if states.global_step { restored_history(checkpoint.history()) } else { TrainingHistory::default() },
         report,
     })
+}
+
+/// Returns why a run has nothing to do: a checkpoint is of a phase of the job that follows.
+fn completed_phase(path: &Path, step: u64, max_steps: u64) -> AgentError {
+    let sentence = format!("Nothing to train to step {max_steps}: {} is of step {step}.", path.display());
+    AgentError::with_reason(OutcomeReason::Succeeded, sentence)
 }
 
 /// Returns the numerics profile of `checkpoint`, JSON, as far as a run of `job` that continues at `step` can keep it:

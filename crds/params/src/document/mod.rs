@@ -27,7 +27,7 @@ pub use unions::{
     OneOrMany,
 };
 
-use crate::error::ParamsError;
+use crate::error::{ParamsError, ParamsProblem, ParamsProblemKind};
 use crate::keys::SectionReference;
 use crate::keys::facts::{otherwise, required, required_if};
 use crate::trainer::{self, ClassicDocument, WrittenNames};
@@ -100,41 +100,66 @@ impl Params {
         params
     }
 
-    /// Reads a params document strictly.
+    /// Reads a params document of one phase strictly; [`PhasedParams`](crate::PhasedParams) reads those of several.
     ///
     /// # Errors
     /// Text that is not YAML, unknown and duplicate keys, keys that are not supported yet, and values of the wrong
     /// type, each with its line. All of them are collected. [`Params::resolve`] checks whether the values are
     /// consistent.
     pub fn parse_yaml(text: &str) -> Result<Self, ParamsError> {
-        Self::read(&parse(text)?)
+        Self::read_only_phase(&parse(text)?)
     }
 
-    /// Reads a params document whose model may continue that of another file, which `load` returns; see
-    /// `model.pretrain_params_path`.
-    ///
-    /// # Errors
-    /// As [`Params::parse_yaml`], and what `load` fails with. A problem of the other file has the line of the key.
-    pub fn parse_yaml_with(
-        text: &str,
-        load: impl FnOnce(&str) -> std::io::Result<String>,
-    ) -> Result<Self, ParamsError> {
-        let mut root = parse(text)?;
-        pretrained::inherit_model(&mut root, load)?;
-        Self::read(&root)
-    }
-
-    /// Reads a params document from JSON, as strictly and with the same messages.
+    /// Reads a params document of one phase from JSON, as strictly and with the same messages.
     ///
     /// # Errors
     /// As [`Params::parse_yaml`], without lines.
     pub fn read_json(json: &serde_json::Value) -> Result<Self, ParamsError> {
-        Self::read(&YamlNode::from(json))
+        Self::read_only_phase(&YamlNode::from(json))
     }
 
-    fn read(root: &YamlNode) -> Result<Self, ParamsError> {
-        let ClassicDocument { root: converted, names, ignored } = trainer::convert(root)?;
-        let mut root = converted.unwrap_or_else(|| root.clone());
+    fn read_only_phase(root: &YamlNode) -> Result<Self, ParamsError> {
+        let (first, later) = Self::read_phases(root)?;
+        let Some(second) = later.first() else { return Ok(first) };
+        Err(ParamsProblem {
+            kind: ParamsProblemKind::Invalid,
+            line: second.origin.lines.of("runconfig"),
+            key: trainer::TRAINER.to_owned(),
+            message: format!("trainer has {} phases, and only one can be read here", later.len() + 1),
+            hint: Some("write the phase to a file of its own".to_owned()),
+        }
+        .into())
+    }
+
+    /// Reads a document whose model may continue that of another file, which `load` returns.
+    pub(crate) fn parse_phases(
+        text: &str,
+        load: impl FnOnce(&str) -> std::io::Result<String>,
+    ) -> Result<(Self, Vec<Self>), ParamsError> {
+        let mut root = parse(text)?;
+        pretrained::inherit_model(&mut root, load)?;
+        Self::read_phases(&root)
+    }
+
+    /// Reads the first and all later phases of a document. The problems of all phases are collected.
+    pub(crate) fn read_phases(root: &YamlNode) -> Result<(Self, Vec<Self>), ParamsError> {
+        let Some(documents) = trainer::convert(root)? else {
+            return Ok((Self::read_classic(root.clone(), WrittenNames::default(), Vec::new())?, Vec::new()));
+        };
+        let (mut phases, mut problems) = (Vec::with_capacity(documents.len()), Vec::new());
+        for ClassicDocument { root, names, ignored } in documents {
+            match Self::read_classic(root, names, ignored) {
+                Ok(phase) => phases.push(phase),
+                Err(error) => problems.extend(error.problems().cloned()),
+            }
+        }
+        ParamsError::check(problems)?;
+        let mut phases = phases.into_iter();
+        // A converted document has a phase.
+        Ok((phases.next().unwrap_or_default(), phases.collect()))
+    }
+
+    fn read_classic(mut root: YamlNode, names: WrittenNames, ignored: Vec<String>) -> Result<Self, ParamsError> {
         rename_keys(&mut root);
         let (mut params, lines): (Self, LineNumbers) = read_tree(&root, KEY_STYLE)
             .map_err(|error: ParamsError| error.map_problems(|problem| names.rename(problem)))?;

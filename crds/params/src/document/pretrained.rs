@@ -75,10 +75,11 @@ mod tests {
     const FINE_TUNING: &str = "train_input: {}\nmodel:\n  pretrain_params_path: ../base.yaml\n  num_heads: 2\n";
 
     fn read(text: &str, other: &str) -> Result<Params, ParamsError> {
-        Params::parse_yaml_with(FINE_TUNING.replace("num_heads: 2", text).as_str(), |path| {
+        let phases = Params::parse_phases(FINE_TUNING.replace("num_heads: 2", text).as_str(), |path| {
             assert_eq!(path, "../base.yaml");
             if other.is_empty() { Err(ErrorKind::NotFound.into()) } else { Ok(other.to_owned()) }
-        })
+        });
+        phases.map(|(params, _)| params)
     }
 
     #[test]

@@ -7,10 +7,13 @@ use crate::trainer::{TRAINER, TRAINER_KEYS, TrainerKey};
 
 const DESCRIPTION: &str = "\
 Releases 2.3 and later of the public model zoo write one section `trainer`. A file in this layout means the same as \
-one with the classic keys below, and messages name its own keys. The key `trainer` may be a list of one phase. YAML's \
-anchors, aliases and merge keys are read in both layouts.";
+one with the classic keys below, and messages name its own keys. YAML's anchors, aliases and merge keys are read in \
+both layouts.";
 
 const RULES: &[&str] = &[
+    "`trainer` may be a list of at most 16 phases, which are run one after the other. Each continues from the last \
+     checkpoint of the one before, so all have one `init.model_dir`, and the phases that train have increasing \
+     `init.loop.max_steps`. The model, its data, the optimizer and the schedules may differ.",
     "If `fit` has a `val_dataloader`, the mode is `train_and_eval`, and the model is evaluated at the end unless \
      `init.loop.eval_frequency` is given. `validate.val_dataloader` must then be the same.",
     "Of the callbacks, `KeepNCheckpoints` and `LoadCheckpointStates` set `runconfig.max_checkpoints` and \

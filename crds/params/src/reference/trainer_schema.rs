@@ -4,7 +4,7 @@ use serde_json::{Map, Value, json};
 
 use super::SectionReference;
 use crate::document::Params;
-use crate::trainer::{TRAINER, TRAINER_KEYS, TrainerKey};
+use crate::trainer::{MAX_PHASES, TRAINER, TRAINER_KEYS, TrainerKey};
 
 /// Name of the schema of a phase.
 const PHASE: &str = "TrainerPhase";
@@ -19,7 +19,7 @@ pub(super) fn add(root: &mut Map<String, Value>) {
     });
     let trainer = json!({
         "description": "The params in the layout of releases 2.3 and later of the public model zoo.",
-        "anyOf": [phase, {"type": "array", "minItems": 1, "maxItems": 1, "items": {"anyOf": [phase, wrapped]}}],
+        "anyOf": [phase, {"type": "array", "minItems": 1, "maxItems": MAX_PHASES, "items": {"anyOf": [phase, wrapped]}}],
     });
     if let Some(Value::Object(properties)) = root.get_mut("properties") {
         properties.insert(TRAINER.into(), trainer);

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::keys::{MACHINE_FLAG_PREFIX, TRAINER_KEYS, TrainerKey};
 use super::{ClassicDocument, WrittenNames, problem};
-use crate::error::{ParamsError, ParamsProblem, ParamsProblemKind};
+use crate::error::{ParamsProblem, ParamsProblemKind};
 use crate::yaml::{MapEntry, YamlNode, YamlValue, closest_match};
 
 /// The sections that have been converted so far, and what was found on the way.
@@ -20,14 +20,14 @@ pub(super) struct Converter {
 }
 
 impl Converter {
-    pub(super) fn new(path: String, problems: Vec<ParamsProblem>) -> Self {
+    pub(super) fn new(path: String) -> Self {
         Self {
             names: WrittenNames::of_phase(path.clone()),
             path,
             sections: BTreeMap::new(),
             ignored: Vec::new(),
             eval_data: None,
-            problems,
+            problems: Vec::new(),
         }
     }
 
@@ -196,14 +196,15 @@ impl Converter {
         self.problems.push(problem(kind, line, path, message, hint));
     }
 
-    pub(super) fn finish(self, line: usize) -> Result<ClassicDocument, ParamsError> {
+    /// Returns the converted document, and adds the problems that were found.
+    pub(super) fn finish(self, line: usize, problems: &mut Vec<ParamsProblem>) -> ClassicDocument {
         let sections = self.sections.into_iter().map(|(key, (line, entries))| MapEntry {
             key: key.to_owned(),
             line,
             value: YamlNode { line, value: YamlValue::Map(entries) },
         });
         let root = YamlNode { line, value: YamlValue::Map(sections.collect()) };
-        ParamsError::check(self.problems)?;
-        Ok(ClassicDocument { root: Some(root), names: self.names, ignored: self.ignored })
+        problems.extend(self.problems);
+        ClassicDocument { root, names: self.names, ignored: self.ignored }
     }
 }

@@ -26,25 +26,25 @@ use crate::yaml::{MapEntry, YamlNode, YamlValue};
 
 /// The key that distinguishes the layout.
 pub(crate) const TRAINER: &str = "trainer";
+/// Maximum number of phases of a document. A job stores and plans all of them.
+pub(crate) const MAX_PHASES: usize = 16;
 
-/// A document in the classic layout.
-#[derive(Default)]
+/// A phase, converted to the classic layout.
 pub(crate) struct ClassicDocument {
-    pub root: Option<YamlNode>,
+    pub root: YamlNode,
     pub names: WrittenNames,
     /// Keys of the user's document that have no effect and no place in the classic layout.
     pub ignored: Vec<String>,
 }
 
-/// Converts a document that has the `trainer` layout; returns one without a root for any other document.
+/// Converts every phase of a document that has the `trainer` layout; returns `None` for any other document.
 ///
 /// # Errors
-/// Keys that the layout does not have, callbacks that change the training, and several phases.
-pub(crate) fn convert(root: &YamlNode) -> Result<ClassicDocument, ParamsError> {
-    let YamlValue::Map(entries) = &root.value else { return Ok(ClassicDocument::default()) };
-    let Some(trainer) = entries.iter().find(|entry| entry.key == TRAINER) else {
-        return Ok(ClassicDocument::default());
-    };
+/// Keys that the layout does not have, callbacks that change the training, and no phase or too many. The problems of
+/// all phases are collected.
+pub(crate) fn convert(root: &YamlNode) -> Result<Option<Vec<ClassicDocument>>, ParamsError> {
+    let YamlValue::Map(entries) = &root.value else { return Ok(None) };
+    let Some(trainer) = entries.iter().find(|entry| entry.key == TRAINER) else { return Ok(None) };
     let mut problems = Vec::new();
     for other in entries.iter().filter(|entry| !std::ptr::eq(*entry, trainer)) {
         let message = match other.key == TRAINER {
@@ -59,43 +59,46 @@ pub(crate) fn convert(root: &YamlNode) -> Result<ClassicDocument, ParamsError> {
             "write it below trainer",
         ));
     }
-    let (path, phase) = match only_phase(trainer) {
-        Ok(phase) => phase,
-        Err(problem) => {
-            problems.push(problem);
-            ParamsError::check(problems)?;
-            return Ok(ClassicDocument::default());
-        }
-    };
-    let mut converter = convert::Converter::new(path, problems);
-    converter.phase(phase);
-    converter.finish(root.line)
+    let phases = phases(trainer).unwrap_or_else(|problem| {
+        problems.push(problem);
+        Vec::new()
+    });
+    let mut documents = Vec::with_capacity(phases.len());
+    for (path, phase) in phases {
+        let mut converter = convert::Converter::new(path);
+        converter.phase(phase);
+        documents.push(converter.finish(root.line, &mut problems));
+    }
+    ParamsError::check(problems)?;
+    Ok(Some(documents))
 }
 
-/// Returns the only phase of the trainer with its path. A list may have one item, with or without a key `trainer`.
-fn only_phase(trainer: &MapEntry) -> Result<(String, &YamlNode), ParamsProblem> {
-    let YamlValue::List(phases) = &trainer.value.value else { return Ok((TRAINER.to_owned(), &trainer.value)) };
-    let (phase, others) = match phases.as_slice() {
-        [phase, others @ ..] => (phase, others),
-        [] => {
-            let (message, hint) = ("trainer is an empty list".to_owned(), "give init and fit");
-            return Err(problem(ParamsProblemKind::Invalid, trainer.line, TRAINER, message, hint));
+/// Returns the phases of the trainer with their paths. Each item of a list is a phase, with or without a key `trainer`.
+fn phases(trainer: &MapEntry) -> Result<Vec<(String, &YamlNode)>, ParamsProblem> {
+    let YamlValue::List(phases) = &trainer.value.value else {
+        return Ok(vec![(TRAINER.to_owned(), &trainer.value)]);
+    };
+    let invalid = |message: &str, hint: &str| {
+        Err(problem(ParamsProblemKind::Invalid, trainer.line, TRAINER, message.to_owned(), hint))
+    };
+    match phases.len() {
+        0 => return invalid("trainer is an empty list", "give init and fit"),
+        1..=MAX_PHASES => {}
+        count => {
+            return invalid(&format!("trainer has {count} phases"), &format!("give at most {MAX_PHASES} phases"));
+        }
+    }
+    let phase = |(index, phase)| {
+        let (path, phase): (String, &YamlNode) = (format!("{TRAINER}.{index}"), phase);
+        match &phase.value {
+            YamlValue::Map(entries) => match entries.as_slice() {
+                [only] if only.key == TRAINER => (format!("{path}.{TRAINER}"), &only.value),
+                _ => (path, phase),
+            },
+            _ => (path, phase),
         }
     };
-    if let Some(second) = others.first() {
-        let message = format!("trainer has {} phases, and running several is not supported yet", phases.len());
-        let hint = "write each phase to a file of its own, and start it from the checkpoint of the phase before by \
-                    fit.ckpt_path";
-        return Err(problem(ParamsProblemKind::NotSupported, second.line, TRAINER, message, hint));
-    }
-    let path = format!("{TRAINER}.0");
-    match &phase.value {
-        YamlValue::Map(entries) => match entries.as_slice() {
-            [only] if only.key == TRAINER => Ok((format!("{path}.{TRAINER}"), &only.value)),
-            _ => Ok((path, phase)),
-        },
-        _ => Ok((path, phase)),
-    }
+    Ok(phases.iter().enumerate().map(phase).collect())
 }
 
 fn problem(kind: ParamsProblemKind, line: usize, key: &str, message: String, hint: &str) -> ParamsProblem {

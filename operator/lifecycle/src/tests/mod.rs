@@ -1,6 +1,7 @@
 //! Tests every transition between states, by table, and the invariants in random simulations.
 
 mod losses;
+mod phases;
 mod random_histories;
 mod record;
 mod reports;

@@ -1,5 +1,6 @@
 //! The invariants of the state machine, in random histories of a job.
 
+use super::phases::phased_record;
 use super::*;
 use crate::random::Random;
 
@@ -89,13 +90,15 @@ fn carry_out(world: &mut JobFixture, random: &mut Random) {
 
 #[test]
 fn random_histories_keep_invariants_and_terminate() {
-    let mut resizes = 0;
+    let (mut resizes, mut completions) = (0, 0);
     for seed in 0..400 {
         let mut random = Random(seed);
         let mut world = JobFixture::new(1 + random.below(4) as u32);
         world.spec().failure_policy.max_restarts = random.below(4) as u32;
         world.seen.are_agents_replaceable = random.below(2) == 0;
         world.seen.is_resizable = random.below(2) == 0;
+        let phases = 1 + random.below(3) as u32;
+        world.seen.resolution = Some(Ok(phased_record(phases as usize)));
         let mut before = world.status();
         for _ in 0..120 {
             random_event(&mut world, &mut random);
@@ -119,6 +122,10 @@ fn random_histories_keep_invariants_and_terminate() {
             let is_excess = |agent: &ObservedAgent| agent.role == Role::Cs2 && agent.index >= now.systems.len() as u32;
             assert!(!is_released || !world.seen.agents.iter().any(is_excess), "seed {seed}: a used system is released");
             assert!(now.num_csx.unwrap_or(0) as usize <= now.systems.len(), "seed {seed}: more are used than held");
+            let completed = now.completed_phase_count();
+            let newly = completed - before.completed_phase_count();
+            assert!(newly <= u32::from(now.attempt == before.attempt), "seed {seed}: an attempt completes one phase");
+            assert!(completed < phases, "seed {seed}: the job has finished instead");
             resizes += usize::from(now.attempt == before.attempt && now.resizes > before.resizes);
             before = now;
             carry_out(&mut world, &mut random);
@@ -140,7 +147,11 @@ fn random_histories_keep_invariants_and_terminate() {
             }
         }
         assert!(world.is(ConditionType::Finished), "seed {seed}: {:?}", world.status().state());
+        completions += world.status().completed_phase_count();
+        let has_succeeded = world.status().state() == Some(JobState::Succeeded);
+        assert!(!has_succeeded || world.status().completed_phase_count() + 1 == phases, "seed {seed}");
         assert!(!world.is(ConditionType::Admitted), "seed {seed}");
     }
     assert!(resizes > 50, "running jobs are resized: {resizes}");
+    assert!(completions > 50, "jobs complete phases: {completions}");
 }

@@ -102,7 +102,7 @@ impl Decider<'_> {
     pub(super) fn finished_outcome(&mut self) -> Option<StateAndMessage> {
         let outcome = self.outcome()?.clone();
         if outcome.exit_code == 0 {
-            return Some(self.finish(JobState::Succeeded, outcome.message));
+            return Some(self.complete_phase(outcome.message));
         }
         let state = final_state(i32::from(outcome.exit_code), &outcome.reason)?;
         self.record_failure(&outcome);

@@ -1,7 +1,7 @@
 //! The end of an attempt and of a job: saving state, removing agents, releasing systems.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-use millrace_crds::{ConditionType, JobState, Role};
+use millrace_crds::{CompletedPhases, ConditionType, JobState, ResolvedJob, Role};
 
 use super::{Decider, IDLE_GRACE_SECONDS, REQUEUE_SECONDS, StateAndMessage};
 use crate::retry::clear_backoff;
@@ -18,10 +18,10 @@ impl Decider<'_> {
 
     /// Handles an attempt that is ending.
     pub(super) fn stopping(&mut self, state: JobState) -> StateAndMessage {
-        if let Some(outcome) = self.outcome().filter(|outcome| outcome.exit_code == 0) {
+        let completed = self.outcome().filter(|outcome| outcome.exit_code == 0 && !self.is_phase_counted());
+        if let Some(message) = completed.map(|outcome| outcome.message.clone()) {
             // It completed before it was stopped.
-            let message = outcome.message.clone();
-            return self.finish(JobState::Succeeded, message);
+            return self.complete_phase(message);
         }
         let before = self.state_message();
         self.count_ready();
@@ -48,6 +48,29 @@ impl Decider<'_> {
             self.requeue_after((grace - waited).min(REQUEUE_SECONDS as i64));
         }
         (state, before)
+    }
+
+    /// Handles an attempt that has completed its phase: the job succeeds, or another attempt begins the next phase on
+    /// the same systems.
+    pub(super) fn complete_phase(&mut self, message: String) -> StateAndMessage {
+        let (completed, attempt) = (self.status.completed_phase_count() + 1, self.attempt());
+        let count = self.status.resolved.as_ref().map_or(1, ResolvedJob::phase_count);
+        if completed >= count {
+            return self.finish(JobState::Succeeded, message);
+        }
+        self.status.completed_phases = Some(CompletedPhases { count: completed, attempt });
+        if let Some(retry) = &mut self.status.retry {
+            clear_backoff(retry);
+        }
+        self.commands.push(JobCommand::RemoveAgents { grace: IDLE_GRACE_SECONDS });
+        self.requeue_after = Some(REQUEUE_SECONDS);
+        let message = format!("phase {completed} of {count} is complete, and phase {} begins", completed + 1);
+        (JobState::Restarting, message)
+    }
+
+    /// Returns whether the phase that the current attempt has completed is counted already.
+    pub(super) fn is_phase_counted(&self) -> bool {
+        self.status.completed_phases.is_some_and(|completed| completed.attempt == self.attempt())
     }
 
     /// Returns the message of the state in the status.
