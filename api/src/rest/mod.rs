@@ -16,6 +16,7 @@ mod local_user;
 mod middleware;
 mod named_uploads;
 pub mod openapi;
+mod overrides;
 mod problem;
 mod proxies;
 mod rate_limit;

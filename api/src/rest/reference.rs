@@ -1,8 +1,9 @@
 //! Compares `docs/reference/rest.md` with the code: the reasons of errors, and the limits.
 
+use super::overrides::OVERRIDE_FLAGS;
 use super::rate_limit::{BAD_TOKEN_REQUESTS_PER_SECOND, MAX_BAD_TOKEN_BURST, MAX_REQUEST_BURST, REQUESTS_PER_SECOND};
 use super::records::{DEFAULT_PAGE_ITEMS, MAX_PAGE_ITEMS};
-use super::submit::{MAX_FILES, MAX_JOB_BYTES, OVERRIDE_FLAGS};
+use super::submit::{MAX_FILES, MAX_JOB_BYTES};
 use super::{MAX_BODY_BYTES, RESPONSE_TIMEOUT, body, jobs, live_stream, session, uploads};
 use crate::compute::{
     MAX_PENDING, MAX_PLAN_BURST_MEGABYTES, MAX_TOTAL_PENDING, PLAN_MEGABYTES_PER_SECOND, QUEUE_TIMEOUT,

@@ -17,6 +17,9 @@ use crate::requirements::ResourceRequirements;
 use crate::resolve_error::{InvalidJob, ResolveError};
 use crate::world::{JobSite, ModelDirLocation};
 
+/// Maximum number of notes in a record, as in the definition of a TrainJob.
+const MAX_NOTES: usize = 64;
+
 /// Resolves and plans `job` on an appliance, in the world of `site`. Returns its `record`, or the record that it would
 /// get, and the needs of an attempt of its current phase on `num_csx` systems.
 ///
@@ -73,10 +76,7 @@ fn resolve_with(
     for (index, phase) in phases.iter_mut().enumerate() {
         let of_phase = |note: String| if is_one { note } else { format!("Phase {}: {note}", index + 1) };
         check_phase(job, phase, site)?;
-        notes.extend(phase.notes.drain(..).map(of_phase));
-        if !phase.ignored_keys.is_empty() {
-            notes.push(of_phase(format!("Without effect on this appliance: {}.", phase.ignored_keys.join(", "))));
-        }
+        notes.extend(notes_of(phase).map(of_phase));
         loader = loader.or(loader_image(spec, &phase.job, cluster, site)?);
         let planned = plans.plan(&phase.job, &appliance, spec.num_csx, graph)?;
         planned.streamable.clone()?;
@@ -84,6 +84,7 @@ fn resolve_with(
         let (mode, job, plan_hash) = (Some(phase.job.run.mode), Some(text), Some(planned.hash.clone()));
         records.push(ResolvedPhase { mode, job, plan_hash });
     }
+    notes.truncate(MAX_NOTES);
     let ResolvedPhase { mode, job: text, plan_hash } = records.remove(0);
     let document = serde_json::to_string(&appliance).map_err(InvalidJob::Json)?;
     Ok(ResolvedJob {
@@ -103,6 +104,14 @@ fn resolve_with(
         differences: overruled_keys(&params.first, job),
         notes,
     })
+}
+
+/// Returns the notes for the user on a phase, and one on its keys without effect.
+fn notes_of(phase: &ResolveOutput) -> impl Iterator<Item = String> {
+    let ignored = &phase.ignored_keys;
+    let without_effect =
+        (!ignored.is_empty()).then(|| format!("Without effect on this appliance: {}.", ignored.join(", ")));
+    phase.notes.iter().cloned().chain(without_effect)
 }
 
 /// Resolves the params of all phases with the values of the spec that override them.
