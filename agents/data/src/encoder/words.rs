@@ -49,8 +49,9 @@ impl VocabularyProblem {
     /// Returns what the user can do about it.
     pub(crate) fn hint(&self) -> String {
         let words = match self {
+            Self::NotClasses => return r#"write a JSON object, such as {"O": 0, "B-PER": 1}"#.to_owned(),
             Self::MissingToken { .. } => "<unk>, </s>, and <s> or <pad>",
-            _ => "[PAD], [UNK], [CLS], [SEP] and [MASK]",
+            Self::MissingWord { .. } | Self::TooLarge { .. } => "[PAD], [UNK], [CLS], [SEP] and [MASK]",
         };
         format!("a vocabulary has one word in a line, among them {words}")
     }
