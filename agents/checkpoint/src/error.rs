@@ -7,6 +7,7 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use millrace_emulator::plan::ChunkId;
+use rustix::io::Errno;
 use serde::Serialize;
 
 use crate::lock::LockError;
@@ -152,6 +153,12 @@ fn is_full(cause: &io::Error) -> bool {
     matches!(cause.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
 }
 
+/// Returns whether the storage caused an error, such as a file server that does not answer: another try may succeed.
+fn is_of_storage(cause: &io::Error) -> bool {
+    let errors = [Errno::IO, Errno::STALE, Errno::TIMEDOUT, Errno::INTR, Errno::NOMEM, Errno::BUSY, Errno::REMOTEIO];
+    errors.iter().any(|error| cause.raw_os_error() == Some(error.raw_os_error()))
+}
+
 impl Error {
     /// Returns the error for a file or directory that can't be imported for `reason`.
     pub(crate) fn not_importable(path: &Path, reason: String, hint: &str) -> Self {
@@ -198,6 +205,9 @@ impl Error {
             Self::Lock(LockError::Io { cause, .. }) if is_full(cause) => {
                 Some("free some space, or choose another model_dir with -o".into())
             }
+            Self::Lock(LockError::Io { cause, .. }) if is_of_storage(cause) => {
+                Some("check the storage of model_dir; a later run resumes from its checkpoints".into())
+            }
             Self::Lock(LockError::Io { .. }) => Some("choose another model_dir with -o".into()),
             Self::NotExportable { hint, .. } | Self::NotImportable { hint, .. } => Some(hint.clone()),
             _ => None,
@@ -209,10 +219,33 @@ impl Error {
         match self {
             Self::NoSpace { .. } | Self::Io { .. } | Self::Incomplete { .. } | Self::Argument(_) => false,
             Self::Lock(LockError::InUse { .. } | LockError::Contended { .. }) => true,
-            // A wrong path, or one that this user may not write; a full disk is neither.
-            Self::Lock(LockError::Io { cause, .. }) => !is_full(cause),
+            // A wrong path, or one that this user may not write; storage that is full or does not work is neither.
+            Self::Lock(LockError::Io { cause, .. }) => !is_full(cause) && !is_of_storage(cause),
             Self::Lock(LockError::Fenced { .. } | LockError::Lost { .. }) => false,
             _ => true,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn failing_storage_is_no_bad_input() {
+        for (errno, is_bad_input) in [
+            (Errno::ACCESS, true),
+            (Errno::NOTDIR, true),
+            (Errno::ROFS, true),
+            (Errno::NOSPC, false),
+            (Errno::IO, false),
+            (Errno::STALE, false),
+            (Errno::TIMEDOUT, false),
+        ] {
+            let cause = io::Error::from_raw_os_error(errno.raw_os_error());
+            let error = Error::Lock(LockError::Io { action: "read", model_dir: PathBuf::from("m"), cause });
+            assert_eq!(error.is_bad_input(), is_bad_input, "{error}");
+            assert!(error.hint().is_some(), "{error}");
         }
     }
 }
