@@ -9,8 +9,8 @@ use super::error::CliError;
 use super::job::PreparedJob;
 use crate::checkpoints::checkpoint_failure;
 
-/// Returns the index of the phase that a run begins with: the first one that is not complete by the newest checkpoint of
-/// model_dir. A run that starts from something else begins with the first phase.
+/// Returns the index of the phase that a run begins with: the first one that is not complete by the newest checkpoint
+/// of model_dir. A run that starts from something else begins with the first phase.
 ///
 /// # Errors
 /// Checkpoints can't be read.

@@ -61,7 +61,7 @@ fn phases_have_the_bits_of_two_runs_also_after_interruptions() {
 }
 
 #[test]
-fn phases_that_can_not_be_run_are_rejected_before_the_first_begins() {
+fn unusable_phases_are_rejected_before_the_first_begins() {
     let place = place();
     for (part, replacement, message) in [
         ("max_steps: 600", "max_steps: 6", "init.loop.max_steps is 6, but the phase before trains to step 6 already"),

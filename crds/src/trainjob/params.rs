@@ -78,8 +78,8 @@ impl JsonSchema for StoredParams {
     }
 }
 
-/// Returns the schema of [`TrainJobSpec::later_phases`](super::TrainJobSpec::later_phases). The keys of a phase are those
-/// of the params, which the definition states once: twice, it would be too large for `kubectl apply`.
+/// Returns the schema of [`TrainJobSpec::later_phases`](super::TrainJobSpec::later_phases). The keys of a phase are
+/// those of the params, which the definition states once: twice, it would be too large for `kubectl apply`.
 pub(super) fn later_phases(_: &mut SchemaGenerator) -> Schema {
     json_schema!({
         "type": "array",

@@ -1,7 +1,7 @@
 //! Caches the record and needs of each job, by UID; computes them in the background.
 //!
-//! * An entry is for one number of systems and one phase of the job. The most recent entries of a job are kept; for a job
-//!   without a record, those of the current specification of the appliance.
+//! * An entry is for one number of systems and one phase of the job. The most recent entries of a job are kept; for a
+//!   job without a record, those of the current specification of the appliance.
 //! * A plan whose graph document can't be read at present is computed again after a backoff, when it is requested.
 //! * Entries of deleted jobs are removed by [`PlanCache::retain`].
 

@@ -109,14 +109,16 @@ pub async fn run(args: RoleArgs, context: CoordinatorContext) -> Result<Exit, Ag
 
     let mut resize = None;
     let prepared = tokio::select! {
-        prepared = prepare(*launch, args.last_report.clone(), args.by_launcher, &console, &mut agents) => match prepared {
-            Err(complete) if complete.reason() == OutcomeReason::Succeeded => {
-                console.line(complete.to_string());
-                args.last_report.write(&AttemptOutcome::from(&complete));
-                return Ok(Exit::Success);
+        prepared = prepare(*launch, args.last_report.clone(), args.by_launcher, &console, &mut agents) => {
+            match prepared {
+                Err(complete) if complete.reason() == OutcomeReason::Succeeded => {
+                    console.line(complete.to_string());
+                    args.last_report.write(&AttemptOutcome::from(&complete));
+                    return Ok(Exit::Success);
+                }
+                prepared => prepared?,
             }
-            prepared => prepared?,
-        },
+        }
         request = wait_for_stop_request(&mut terminate, &mut user, &mut resize) => {
             console.end();
             if request == StopRequest::Signal && !args.by_launcher {

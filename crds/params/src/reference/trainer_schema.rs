@@ -17,9 +17,10 @@ pub(super) fn add(root: &mut Map<String, Value>) {
     let wrapped = json!({
         "type": "object", "properties": {TRAINER: phase}, "required": [TRAINER], "additionalProperties": false
     });
+    let items = json!({"anyOf": [phase, wrapped]});
     let trainer = json!({
         "description": "The params in the layout of releases 2.3 and later of the public model zoo.",
-        "anyOf": [phase, {"type": "array", "minItems": 1, "maxItems": MAX_PHASES, "items": {"anyOf": [phase, wrapped]}}],
+        "anyOf": [phase, {"type": "array", "minItems": 1, "maxItems": MAX_PHASES, "items": items}],
     });
     if let Some(Value::Object(properties)) = root.get_mut("properties") {
         properties.insert(TRAINER.into(), trainer);
