@@ -1,4 +1,5 @@
-//! Values that a client gives beside a params file: overrides of its keys, and fields of the spec that follow from them.
+//! Values that a client gives beside a params file: overrides of its keys, and fields of the spec that follow from
+//! them.
 
 use serde_json::{Map, Value, json};
 
@@ -47,7 +48,8 @@ pub(super) fn apply_overrides(phases: &mut [Value], overrides: &Map<String, Valu
     Ok(())
 }
 
-/// Makes the overridden last step, if there is one, that of all phases together: phases that would begin later are removed.
+/// Makes the overridden last step, if there is one, that of all phases together: phases that would begin later are
+/// removed.
 pub(super) fn end_at_step(phases: &mut Vec<Value>, overrides: &Map<String, Value>) {
     let Some(last) = overrides.get(LAST_STEP_OVERRIDE).filter(|last| !last.is_null()) else { return };
     let ends_before = |params: &Value| {
