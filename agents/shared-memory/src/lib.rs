@@ -11,7 +11,7 @@
 //! ```
 //!
 //! A slot has a reference count in the shared memory. Each [`share`](SharedMemory::share) adds a reference, which
-//! belongs to the receiver of the location; it is returned when the receiver drops the last [`Bytes`] of the payload.
+//! belongs to the receiver of the location; it is returned when the receiver drops the last `Bytes` of the payload.
 //! The owner of the arena writes a slot only while its count is zero.
 //!
 //! * An arena belongs to an epoch ([`SharedMemory::begin_epoch`]). What an agent that was killed still referenced is
