@@ -42,8 +42,7 @@ impl PhasedParams {
     /// # Errors
     /// As [`Params::parse_yaml`], and what `load` fails with. A problem of the other file has the line of the key.
     pub fn parse_yaml(text: &str, load: impl FnOnce(&str) -> std::io::Result<String>) -> Result<Self, ParamsError> {
-        let (first, later) = Params::parse_phases(text, load)?;
-        Ok(Self { first, later })
+        Params::parse_phases(text, load)
     }
 
     /// Reads a params document from JSON, as strictly and with the same messages.
@@ -51,8 +50,7 @@ impl PhasedParams {
     /// # Errors
     /// As [`Params::parse_yaml`], without lines.
     pub fn read_json(json: &serde_json::Value) -> Result<Self, ParamsError> {
-        let (first, later) = Params::read_phases(&YamlNode::from(json))?;
-        Ok(Self { first, later })
+        Params::read_phases(&YamlNode::from(json))
     }
 
     /// Returns the params of all phases, in their order.

@@ -75,7 +75,7 @@ fn resolve_with(
     let (mut records, mut notes, mut loader) = (Vec::new(), Vec::new(), None);
     for (index, phase) in phases.iter_mut().enumerate() {
         let of_phase = |note: String| if is_one { note } else { format!("Phase {}: {note}", index + 1) };
-        check_phase(job, phase, site)?;
+        resolve_paths(job, phase, site)?;
         notes.extend(notes_of(phase).map(of_phase));
         loader = loader.or(loader_image(spec, &phase.job, cluster, site)?);
         let planned = plans.plan(&phase.job, &appliance, spec.num_csx, graph)?;
@@ -142,8 +142,9 @@ fn resolve_phases(
     Ok(phases)
 }
 
-/// Checks that the world of `site` has what the agents of a phase read, and lets it write its summaries there.
-fn check_phase(job: &TrainJob, phase: &mut ResolveOutput, site: &dyn JobSite) -> Result<(), ResolveError> {
+/// Sets the directory of a phase's summaries in the world of `site`, and checks that its agents can read their files
+/// there.
+fn resolve_paths(job: &TrainJob, phase: &mut ResolveOutput, site: &dyn JobSite) -> Result<(), ResolveError> {
     let run = &mut phase.job.run;
     if !run.summary_dir.is_empty() && run.summary_dir != run.model_dir {
         let summary_dir = site.model_dir(job, &run.summary_dir).map_err(InvalidJob::Site)?;

@@ -39,7 +39,7 @@ pub struct LaunchDocument {
     pub job_uid: Option<String>,
     /// Whether another phase of the job follows. If `model_dir` has a checkpoint beyond the last step of this run, an
     /// earlier job has completed the phase, and the run succeeds at once.
-    #[serde(default, skip_serializing_if = "is_false")]
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub precedes_phase: bool,
     /// State that the run continues from.
     pub resume: ResumeOptions,
@@ -144,11 +144,6 @@ impl AgentCounts {
         let indices = move |role| 0..u32::try_from(counts.of(role)).unwrap_or(u32::MAX);
         Role::ALL.into_iter().flat_map(move |role| indices(role).map(move |index| AgentId::new(role, index)))
     }
-}
-
-#[allow(clippy::trivially_copy_pass_by_ref, reason = "the signature that serde requires")]
-const fn is_false(value: &bool) -> bool {
-    !*value
 }
 
 impl LaunchDocument {

@@ -27,6 +27,7 @@ pub use unions::{
     OneOrMany,
 };
 
+use crate::PhasedParams;
 use crate::error::{ParamsError, ParamsProblem, ParamsProblemKind};
 use crate::keys::SectionReference;
 use crate::keys::facts::{otherwise, required, required_if};
@@ -100,7 +101,7 @@ impl Params {
         params
     }
 
-    /// Reads a params document of one phase strictly; [`PhasedParams`](crate::PhasedParams) reads those of several.
+    /// Reads a params document of one phase strictly; [`PhasedParams`] reads those of several.
     ///
     /// # Errors
     /// Text that is not YAML, unknown and duplicate keys, keys that are not supported yet, and values of the wrong
@@ -119,7 +120,7 @@ impl Params {
     }
 
     fn read_only_phase(root: &YamlNode) -> Result<Self, ParamsError> {
-        let (first, later) = Self::read_phases(root)?;
+        let PhasedParams { first, later } = Self::read_phases(root)?;
         let Some(second) = later.first() else { return Ok(first) };
         Err(ParamsProblem {
             kind: ParamsProblemKind::Invalid,
@@ -135,16 +136,16 @@ impl Params {
     pub(crate) fn parse_phases(
         text: &str,
         load: impl FnOnce(&str) -> std::io::Result<String>,
-    ) -> Result<(Self, Vec<Self>), ParamsError> {
+    ) -> Result<PhasedParams, ParamsError> {
         let mut root = parse(text)?;
         pretrained::inherit_model(&mut root, load)?;
         Self::read_phases(&root)
     }
 
     /// Reads the first and all later phases of a document. The problems of all phases are collected.
-    pub(crate) fn read_phases(root: &YamlNode) -> Result<(Self, Vec<Self>), ParamsError> {
+    pub(crate) fn read_phases(root: &YamlNode) -> Result<PhasedParams, ParamsError> {
         let Some(documents) = trainer::convert(root)? else {
-            return Ok((Self::read_classic(root.clone(), WrittenNames::default(), Vec::new())?, Vec::new()));
+            return Self::read_classic(root.clone(), WrittenNames::default(), Vec::new()).map(PhasedParams::from);
         };
         let (mut phases, mut problems) = (Vec::with_capacity(documents.len()), Vec::new());
         for ClassicDocument { root, names, ignored } in documents {
@@ -156,7 +157,7 @@ impl Params {
         ParamsError::check(problems)?;
         let mut phases = phases.into_iter();
         // A converted document has a phase.
-        Ok((phases.next().unwrap_or_default(), phases.collect()))
+        Ok(PhasedParams { first: phases.next().unwrap_or_default(), later: phases.collect() })
     }
 
     fn read_classic(mut root: YamlNode, names: WrittenNames, ignored: Vec<String>) -> Result<Self, ParamsError> {

@@ -79,7 +79,7 @@ mod tests {
             assert_eq!(path, "../base.yaml");
             if other.is_empty() { Err(ErrorKind::NotFound.into()) } else { Ok(other.to_owned()) }
         });
-        phases.map(|(params, _)| params)
+        phases.map(|phases| phases.first)
     }
 
     #[test]

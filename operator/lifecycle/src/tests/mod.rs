@@ -68,13 +68,17 @@ impl JobFixture {
 
     /// Creates a job whose attempt 1 trains.
     fn training(systems: u32) -> Self {
-        let mut world = Self::new(systems);
-        world.grant();
-        world.visit();
-        world.create();
-        world.begin_training();
-        assert_eq!(world.visit(), JobState::Training);
-        world
+        Self::new(systems).with_first_attempt()
+    }
+
+    /// Makes attempt 1 train.
+    fn with_first_attempt(mut self) -> Self {
+        self.grant();
+        self.visit();
+        self.create();
+        self.begin_training();
+        assert_eq!(self.visit(), JobState::Training);
+        self
     }
 
     fn spec(&mut self) -> &mut TrainJobSpec {

@@ -13,12 +13,7 @@ pub(super) fn phased_record(count: usize) -> ResolvedJob {
 fn two_phases() -> JobFixture {
     let mut world = JobFixture::new(2);
     world.seen.resolution = Some(Ok(phased_record(2)));
-    world.grant();
-    world.visit();
-    world.create();
-    world.begin_training();
-    assert_eq!(world.visit(), JobState::Training);
-    world
+    world.with_first_attempt()
 }
 
 #[test]

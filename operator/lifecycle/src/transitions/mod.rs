@@ -159,7 +159,7 @@ impl<'a> Decider<'a> {
 
     fn conclude(mut self, state: JobState, message: String, generation: Option<i64>) -> JobDecision {
         let is_resize_refused = self.status.num_csx.is_some_and(|num_csx| num_csx != self.spec.num_csx);
-        let (agents_refused, attempt) = (self.agents_refused().cloned(), self.attempt());
+        let (agents_refused, is_next_phase) = (self.agents_refused().cloned(), self.is_phase_counted());
         let unsaved = self.unsaved(state);
         let missed = self.missed_progress(state);
         let checkpoint = self.status.checkpoint.as_ref();
@@ -201,7 +201,6 @@ impl<'a> Decider<'a> {
         };
         self.events.extend(missed);
         if self.before != Some(state) {
-            let is_next_phase = self.status.completed_phases.is_some_and(|completed| completed.attempt == attempt);
             let warning = state.is_failure() || (state == JobState::Restarting && !is_next_phase);
             let failure = self.status.failure.as_ref().filter(|_| warning);
             self.events.push(JobEvent {
