@@ -49,11 +49,11 @@ pub(super) fn apply_overrides(phases: &mut [Value], overrides: &Map<String, Valu
 }
 
 /// Makes the overridden last step, if there is one, that of all phases together: phases that would begin later are
-/// removed.
+/// removed. A phase without a last step only evaluates, and follows the one before.
 pub(super) fn end_at_step(phases: &mut Vec<Value>, overrides: &Map<String, Value>) {
     let Some(last) = overrides.get(LAST_STEP_OVERRIDE).filter(|last| !last.is_null()) else { return };
     let ends_before = |params: &Value| {
-        params["runconfig"][LAST_STEP_OVERRIDE].as_u64().zip(last.as_u64()).is_some_and(|(end, last)| end < last)
+        params["runconfig"][LAST_STEP_OVERRIDE].as_u64().zip(last.as_u64()).is_none_or(|(end, last)| end < last)
     };
     phases.truncate(phases.iter().take_while(|params| ends_before(params)).count() + 1);
     if let Some(params) = phases.last_mut() {
@@ -100,4 +100,27 @@ pub(super) fn fill_from_runconfig(spec: &mut Map<String, Value>, phases: &[Value
         "deadlines",
         run.get("job_time_sec").filter(|value| value.is_u64()).map(|most| json!({"activeSeconds": most})),
     );
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn last_step_is_that_of_all_phases() {
+        let phase = |max_steps: Value| json!({"runconfig": {"max_steps": max_steps}});
+        let ends = |all: &[Value], last: u64| -> Vec<Value> {
+            let mut phases = all.iter().cloned().map(phase).collect();
+            end_at_step(&mut phases, json!({"max_steps": last}).as_object().unwrap());
+            phases.iter().map(|params| params["runconfig"]["max_steps"].clone()).collect()
+        };
+        let two = [json!(20), json!(30)];
+        assert_eq!(ends(&two, 8), [8]);
+        assert_eq!(ends(&two, 20), [20]);
+        assert_eq!(ends(&two, 25), [20, 25]);
+        assert_eq!(ends(&two, 40), [20, 40]);
+        assert_eq!(ends(&[Value::Null], 8), [8], "params may leave it to the command line");
+        // The second phase only evaluates.
+        assert_eq!(ends(&[json!(20), Value::Null, json!(30)], 30), [json!(20), Value::Null, json!(30)]);
+    }
 }
