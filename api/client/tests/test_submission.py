@@ -103,11 +103,11 @@ def test_without_a_store_only_small_texts_are_uploaded(
 def test_vocabularies_and_tokenizers_are_uploaded_by_their_names(
     server: Server, appliance: Appliance, tmp_path: Path
 ) -> None:
-    for name in ("a.txt", "b.txt", "c.txt", "source.txt", "words.txt", "tokenizer.json", "classes.json", "[ab].txt"):
+    files = ["a.txt", "source.txt", "tokenizer.json", "words.txt", "classes.json"]
+    for name in (*files, "b.txt", "c.txt", "[ab].txt"):
         (tmp_path / name).write_text(name)
     train = {"data_files": "a.txt", "src_data_dir": "source.txt", "tokenizer_file": "tokenizer.json"}
     model = {"vocab_file": "words.txt", "label_vocab_file": "classes.json"}
-    files = ["a.txt", "source.txt", "tokenizer.json", "words.txt", "classes.json"]
     phase = {"init": {"model": model}, "fit": {"train_dataloader": train}}
     classic = {"train_input": train, "model": model}
     for params in (classic, {"trainer": phase}, {"trainer": [{"trainer": phase}]}):
