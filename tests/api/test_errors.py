@@ -159,6 +159,7 @@ def test_missing_checkpoint_fails_the_job(failure: Failure) -> None:
     assert (job.state, job.status["restarts"]) == ("BadParams", 0), "another try would fail the same way"
 
 
+@pytest.mark.needs("quick jobs")
 def test_non_finite_loss_is_not_retried(shared: Server, tmp_path: Path) -> None:
     """The next attempt would compute the same bits, so there is none."""
     diverging = params(tmp_path, "learning_rate: 1e-3", "learning_rate: 1e30")
@@ -168,6 +169,7 @@ def test_non_finite_loss_is_not_retried(shared: Server, tmp_path: Path) -> None:
     assert (job.status["restarts"], job.status["attempt"]) == (0, 1)
 
 
+@pytest.mark.needs("quick jobs")
 def test_loss_spike_ends_the_job(shared: Server) -> None:
     """A job with a bound on jumps ends at the first one. The message names step and layer."""
     spike = {"factor": 1.01, "windowSteps": 2}

@@ -30,6 +30,7 @@ def texts(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.needs("quick jobs")
 def test_small_text_files_are_uploaded(shared: Server, texts: Path) -> None:
     """Uploaded files are used in the order of the params, with the same bits as in a local run."""
     params = write(texts / "params.yaml", "[texts/zweiter-Teil.txt, texts/a first.txt]")

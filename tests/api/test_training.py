@@ -152,6 +152,7 @@ def test_job_reports_that_it_resumes_an_earlier_one_of_its_name(server: Server) 
     assert "runconfig.checkpoint_path nowhere/checkpoint_3" in user.millrace(*again, *nowhere, code=2).error
 
 
+@pytest.mark.needs("quick jobs")
 def test_ctrl_c_stops_following_but_not_the_job(server: Server, reference: Callable[[int], Reference]) -> None:
     """An interrupted `millrace train` prints how to follow the job again, and `millrace attach` does so."""
     user = server.user
