@@ -1,9 +1,9 @@
 //! Measures how fast one device trains: tokens per second, share of the measured peak, and time by operator.
 //!
-//! `cargo run --release -p millrace-emulator --example device_rate [small | gpt2 | known | unknown] [threads] [leaves]`
+//! `cargo run --release -p millrace-emulator --example device_rate [small | gpt2 | bert | known | unknown] [threads] [leaves]`
 //!
 //! `small` is a GPT of 10.8 million parameters on bytes (T 256, leaves of 4 samples), `gpt2` the one of 124 million (T
-//! 1024, leaves of 1 sample). `known` is a decoder of the sizes of `small` whose graph has generic operators that the
+//! 1024, leaves of 1 sample), `bert` a BERT-base (T 128, leaves of 2 samples with 20 masked tokens each). `known` is a decoder of the sizes of `small` whose graph has generic operators that the
 //! compiler replaces by macro-operators; `unknown` is one that it leaves as it is. Weights are loaded for every pass,
 //! as in streamed training.
 
@@ -16,7 +16,7 @@ use millrace_emulator::families;
 use millrace_emulator::graph::Graph;
 use millrace_emulator::kernels::{ComputeThreads, Simd, peak};
 use millrace_emulator::plan::{DEFAULT_CHUNK_ELEMENTS, Encoding, Pass, StreamPlan};
-use millrace_params::{MachineSpec, ModelSize, ModelSpec};
+use millrace_params::{EncoderOptions, EncoderTask, MachineSpec, ModelSize, ModelSpec, Nonlinearity};
 
 #[path = "../tests/common/generic.rs"]
 mod generic;
@@ -32,27 +32,58 @@ struct Model {
     leaf: usize,
     /// For a graph of generic operators, whether the compiler knows their patterns.
     generic: Option<bool>,
+    /// Masked tokens of a sample that an encoder predicts.
+    masked: Option<usize>,
 }
 
-const SMALL: Model = Model { layers: 6, hidden: 384, heads: 6, vocabulary: 256, sequence: 256, leaf: 4, generic: None };
-const GPT2: Model =
-    Model { layers: 12, hidden: 768, heads: 12, vocabulary: 50_257, sequence: 1024, leaf: 1, generic: None };
+const SMALL: Model =
+    Model { layers: 6, hidden: 384, heads: 6, vocabulary: 256, sequence: 256, leaf: 4, generic: None, masked: None };
+const GPT2: Model = Model {
+    layers: 12,
+    hidden: 768,
+    heads: 12,
+    vocabulary: 50_257,
+    sequence: 1024,
+    leaf: 1,
+    generic: None,
+    masked: None,
+};
+const BERT: Model = Model { vocabulary: 30_522, sequence: 128, leaf: 2, masked: Some(20), ..GPT2 };
 const KNOWN: Model = Model { generic: Some(true), ..SMALL };
 const UNKNOWN: Model = Model { generic: Some(false), ..SMALL };
 
+/// The masked-token task of BERT.
+fn pretraining(masked: usize) -> EncoderOptions {
+    EncoderOptions {
+        use_segment_embedding: true,
+        pooler_nonlinearity: Nonlinearity::Tanh,
+        task: EncoderTask::Pretraining {
+            max_predictions: Some(masked),
+            masked_token_weight: 1.0,
+            nonlinearity: Nonlinearity::Gelu,
+            predicts_next_sentence: false,
+        },
+        norm_first: false,
+        is_embedding_plain: false,
+        mask_token: None,
+        has_token_dropout: false,
+    }
+}
+
 impl Model {
     fn spec(&self) -> ModelSpec {
-        ModelSpec::gpt2(ModelSize {
+        let decoder = ModelSpec::gpt2(ModelSize {
             vocab_size: self.vocabulary,
             hidden_size: self.hidden,
             num_hidden_layers: self.layers,
             num_heads: self.heads,
             max_position_embeddings: self.sequence,
-        })
+        });
+        ModelSpec { encoder: self.masked.map(pretraining), ..decoder }
     }
 
     fn graph(&self) -> Result<Graph, Failure> {
-        let Some(is_known) = self.generic else { return Ok(families::decoder(&self.spec(), self.sequence)?) };
+        let Some(is_known) = self.generic else { return Ok(families::graph(&self.spec(), self.sequence)?) };
         Ok(generic::decoder(generic::DecoderSizes {
             vocabulary: self.vocabulary,
             tokens: self.sequence,
@@ -89,17 +120,40 @@ fn payloads(plan: &StreamPlan) -> Vec<Vec<u8>> {
         .collect()
 }
 
-/// Runs one step of all leaves; returns the time spent loading.
-fn step(device: &mut CpuDevice, plan: &StreamPlan, payloads: &[Vec<u8>], tokens: &[i32]) -> Result<Duration, Failure> {
-    let mut loading = Duration::ZERO;
-    let width = plan.leaves.samples as usize * plan.sequence;
-    let leaf = |leaf: u32| {
-        let start = leaf as usize * width;
-        let first_sample = u64::from(leaf * plan.leaves.samples);
-        let inputs = [&tokens[start..start + width], &tokens[start + 1..start + width + 1]].map(InputData::I32);
-        (leaf, first_sample, inputs)
+/// The values of all inputs for a whole batch. Tokens vary, positions are different from each other, and other inputs,
+/// such as the attention mask, are 1.
+fn inputs(plan: &StreamPlan, vocabulary: usize) -> Vec<Vec<i32>> {
+    let batch = plan.leaves.batch() as usize;
+    let input = |&value: &usize| {
+        let elements = plan.graph.values[value].shape.elements() as usize;
+        let element = |index: usize| match plan.graph.values[value].name.as_str() {
+            "masked_lm_positions" => index % elements,
+            "attention_mask" | "token_type_ids" => 1,
+            // Labels are the tokens at the same places, which are as good as any others for the time.
+            _ => (index * index + 7 * index) % vocabulary,
+        };
+        (0..batch * elements).map(|index| element(index) as i32).collect()
     };
-    let samples: Vec<_> = (0..plan.leaves.count).map(leaf).collect();
+    plan.graph.inputs.iter().map(input).collect()
+}
+
+/// Runs one step of all leaves; returns the time spent loading.
+fn step(
+    device: &mut CpuDevice,
+    plan: &StreamPlan,
+    payloads: &[Vec<u8>],
+    inputs: &[Vec<i32>],
+) -> Result<Duration, Failure> {
+    let mut loading = Duration::ZERO;
+    let samples: Vec<(u32, u64, Vec<InputData<'_>>)> = (0..plan.leaves.count)
+        .map(|leaf| {
+            let inputs = inputs.iter().map(|values| {
+                let elements = values.len() / plan.leaves.count as usize;
+                InputData::I32(&values[leaf as usize * elements..][..elements])
+            });
+            (leaf, u64::from(leaf * plan.leaves.samples), inputs.collect())
+        })
+        .collect();
     let leaves: Vec<LeafInput<'_>> = samples
         .iter()
         .map(|(leaf, first_sample, inputs)| LeafInput { leaf: *leaf, first_sample: *first_sample, inputs })
@@ -148,6 +202,7 @@ fn main() -> Result<(), Failure> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let model = match arguments.first().map(String::as_str) {
         Some("gpt2") => &GPT2,
+        Some("bert") => &BERT,
         Some("known") => &KNOWN,
         Some("unknown") => &UNKNOWN,
         _ => &SMALL,
@@ -159,10 +214,10 @@ fn main() -> Result<(), Failure> {
     let mut device = CpuDevice::new(Arc::clone(&plan), options)?;
     let payloads = payloads(&plan);
     let tokens = plan.leaves.batch() as usize * plan.sequence;
-    let text: Vec<i32> = (0..=tokens).map(|index| ((index * index + 7 * index) % model.vocabulary) as i32).collect();
+    let inputs = inputs(&plan, model.vocabulary);
 
     println!("{} parameters, {} leaves of {} tokens, {}", plan.parameters(), leaves, tokens / leaves, device.profile());
-    step(&mut device, &plan, &payloads, &text)?;
+    step(&mut device, &plan, &payloads, &inputs)?;
     let pool = ComputeThreads::new(threads)?;
     let (before, times) = (device.flops(), device.times().to_vec());
     let (mut best, mut seconds, mut cpu, mut peaks, mut loading) = (f64::MAX, 0.0, 0.0, 0.0, Duration::ZERO);
@@ -170,7 +225,7 @@ fn main() -> Result<(), Failure> {
     while seconds < 8.0 || steps < 3.0 {
         peaks += peak_now(options.simd, &pool);
         let (start, start_cpu) = (Instant::now(), cpu_seconds());
-        loading += step(&mut device, &plan, &payloads, &text)?;
+        loading += step(&mut device, &plan, &payloads, &inputs)?;
         let elapsed = start.elapsed().as_secs_f64();
         cpu += cpu_seconds().zip(start_cpu).map_or(elapsed, |(end, start)| (end - start) / threads as f64);
         (best, seconds, steps) = (f64::min(best, elapsed), seconds + elapsed, steps + 1.0);
