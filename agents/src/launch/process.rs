@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{ExitStatus, Stdio};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use millrace_engine::types::{AgentId, Role};
 use millrace_protocol::launch::{
@@ -23,20 +23,40 @@ const MAX_LAST_LINES: usize = 20;
 
 /// The last lines that a process printed.
 #[derive(Clone, Debug, Default)]
-pub struct LastLines(Arc<Mutex<VecDeque<String>>>);
+pub struct LastLines(Arc<Mutex<PrintedLines>>);
+
+#[derive(Debug, Default)]
+struct PrintedLines {
+    last: VecDeque<String>,
+    /// The message of a panic. The backtrace after it may have more lines than are kept.
+    panic: Option<String>,
+}
 
 impl LastLines {
     fn push(&self, line: String) {
-        let mut lines = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if lines.len() == MAX_LAST_LINES {
-            lines.pop_front();
+        let mut printed = self.lock();
+        if printed.last.back().is_some_and(|before| before.contains(" panicked at ")) {
+            printed.panic = Some(line.clone());
         }
-        lines.push_back(line);
+        if printed.last.len() == MAX_LAST_LINES {
+            printed.last.pop_front();
+        }
+        printed.last.push_back(line);
     }
 
     /// Returns the lines, oldest first.
     pub fn get(&self) -> Vec<String> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).iter().cloned().collect()
+        self.lock().last.iter().cloned().collect()
+    }
+
+    /// Returns the line that explains a failure: the message of a panic, or else the last line.
+    pub fn explanation(&self) -> Option<String> {
+        let printed = self.lock();
+        printed.panic.as_ref().or(printed.last.back()).cloned()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, PrintedLines> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -163,5 +183,21 @@ async fn collect_last_lines(pipe: impl AsyncRead + Unpin, last: LastLines) {
     while let Ok(1..) = pipe.read_until(b'\n', &mut line).await {
         last.push(String::from_utf8_lossy(&line).trim_end().to_owned());
         line.clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn failure_is_explained_by_its_panic_or_else_by_the_last_line() {
+        let lines = LastLines::default();
+        lines.push("error: the disk is full".to_owned());
+        assert_eq!(lines.explanation().unwrap(), "error: the disk is full");
+        lines.push("thread 'main' (7) panicked at src/main.rs:1:12:".to_owned());
+        lines.push("index out of bounds".to_owned());
+        (0..MAX_LAST_LINES).for_each(|frame| lines.push(format!("  {frame}: a frame")));
+        assert_eq!(lines.explanation().unwrap(), "index out of bounds");
     }
 }

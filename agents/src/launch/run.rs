@@ -114,11 +114,11 @@ async fn supervise_to_end(
 /// Prints that a process is replaced.
 fn print_replacement(agent: AgentId, exit: ProcessExit, was_unresponsive: bool, last_lines: &LastLines) {
     let end = describe_end(exit, was_unresponsive);
-    // A failure is explained by the last line; a signal is not.
-    let last = last_lines.get().pop().filter(|_| matches!(exit, ProcessExit::Code(1..)));
-    let last = last.map_or_else(String::new, |line| format!(" ({line})"));
+    // A failure is explained by what was printed; a signal is not.
+    let explanation = last_lines.explanation().filter(|_| matches!(exit, ProcessExit::Code(1..)));
+    let explanation = explanation.map_or_else(String::new, |line| format!(" ({line})"));
     // In one write: the agents write to the same standard error, possibly in the middle of a line otherwise.
-    let line = format!("warning: {agent} {end}{last}; a new {agent} is started\n");
+    let line = format!("warning: {agent} {end}{explanation}; a new {agent} is started\n");
     let _ = std::io::stderr().write_all(line.as_bytes());
 }
 
