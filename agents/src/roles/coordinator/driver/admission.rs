@@ -54,6 +54,7 @@ impl CoordinatorDriver {
         if self.stop_by.is_some() {
             return self.stop_early();
         }
+        self.shorten_join_timeout();
         self.admit_if_complete()
     }
 

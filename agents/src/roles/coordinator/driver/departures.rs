@@ -7,7 +7,7 @@
 //! * A coordinator in a pod that receives SIGTERM saves the last committed step and leaves: the agents keep everything
 //!   and wait for the next coordinator of the attempt.
 //! * A coordinator that continues a run begins without the agents that it can do without, if they do not join within
-//!   [`JOIN_TIMEOUT`].
+//!   [`REJOIN_TIMEOUT`] after the others. They may join later, and are reported after [`JOIN_TIMEOUT`].
 
 use std::time::{Duration, Instant};
 
@@ -28,8 +28,7 @@ const REJOIN_TIMEOUT: Duration = Duration::from_secs(2);
 /// The same for the last replica of a shard: another process of it has no parameters, so a machine that stalls for
 /// seconds is waited for.
 const SHARD_RESPONSE_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long a coordinator that continues a run waits for the agents that it can do without, and how long a launcher
-/// lets agents take to join.
+/// How long agents may take to join a new coordinator before they count as unresponsive.
 pub(super) const JOIN_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// An agent that is disconnected.
@@ -54,25 +53,31 @@ impl LostAgent {
 }
 
 impl CoordinatorDriver {
-    /// Announces the agents for which this coordinator still waits, and begins without them if the others hold the
-    /// parameters of an earlier coordinator and suffice.
+    /// Waits not much longer for the agents that have not joined, if the others hold the parameters of an earlier
+    /// coordinator and suffice.
+    pub(super) fn shorten_join_timeout(&mut self) {
+        if self.can_continue_without_others() {
+            self.join_deadline = self.join_deadline.min(Instant::now() + REJOIN_TIMEOUT);
+        }
+    }
+
+    /// Begins without the agents for which this coordinator still waits, if the others hold the parameters of an
+    /// earlier coordinator and suffice. Otherwise announces them.
     pub(super) fn on_join_timeout(&mut self) -> Result<(), AgentError> {
         self.join_deadline = Instant::now() + JOIN_TIMEOUT;
         let agents = self.launch.agent_counts.agents().filter(|agent| agent.role != Role::Coordinator);
         let missing: Vec<AgentId> = agents.filter(|agent| !self.pending_agents.contains_key(agent)).collect();
-        if self.by_launcher {
-            missing.iter().copied().for_each(announce_unresponsive);
-        }
         if !self.can_continue_without_others() {
+            if self.by_launcher {
+                missing.iter().copied().for_each(announce_unresponsive);
+            }
             return Ok(());
         }
         for &agent in &missing {
             tracing::warn!(peer = %agent, "{agent} has not joined; the run continues without it");
-            self.lost_agents.insert(agent, LostAgent { is_announced: true, ..LostAgent::now(Duration::ZERO) });
+            self.lost_agents.insert(agent, LostAgent::now(JOIN_TIMEOUT - REJOIN_TIMEOUT));
         }
-        self.admit_all()?;
-        self.report_lost_agents();
-        Ok(())
+        self.admit_all()
     }
 
     /// Announces agents that have not joined again.
