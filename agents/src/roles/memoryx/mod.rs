@@ -344,7 +344,7 @@ impl ShardDriver {
             }
             (None, Err(failure)) if matches!(source, ParameterSource::Replica { .. }) => {
                 tracing::warn!("{failure}");
-                self.session.outbox.send_report(&AgentReport::CopyFailed { reason: failure.to_string() });
+                self.session.outbox.send_report(&AgentReport::CopyFailed { reason: failure.message() });
             }
             (None, Err(failure)) if self.loading.as_ref().is_some_and(|loading| !loading.is_requested) => {
                 // An earlier coordinator has requested it. The present one may load something else.

@@ -227,7 +227,7 @@ impl StoreWorker {
 }
 
 fn not_written(snapshot: &SnapshotRequest, failure: &AgentError) -> AgentReport {
-    AgentReport::WriteFailed { snapshot: snapshot.clone(), reason: failure.to_string(), cause: failure.failure_cause() }
+    AgentReport::WriteFailed { snapshot: snapshot.clone(), reason: failure.message(), cause: failure.failure_cause() }
 }
 
 #[cfg(test)]

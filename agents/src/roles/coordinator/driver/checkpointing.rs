@@ -99,7 +99,7 @@ impl CoordinatorDriver {
                 self.handle_event(CoordinatorEvent::SaveFailed {
                     step,
                     cause: failure.failure_cause(),
-                    reason: failure.to_string(),
+                    reason: failure.message(),
                 })
             }
         }
