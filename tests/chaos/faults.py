@@ -1,4 +1,4 @@
-"""Faults of other kinds than signals: a stopped thread, cut connections, and storage that returns errors."""
+"""Faults of other kinds than signals: a stopped thread, cut connections, and storage that fails or does not respond."""
 
 import contextlib
 import ctypes
@@ -18,7 +18,9 @@ PIDFD_GETFD = 438
 
 # System calls that create, name or save files. Reads and sockets are not among them.
 FILE_CALLS = "openat,mkdir,mkdirat,rename,renameat,renameat2,fsync,fdatasync"
-STORAGE_ERRORS = ["EIO", "ESTALE", "ENOSPC", "EROFS"]
+# Instead of an error, "stall": writes to metrics.jsonl take 4 s.
+STORAGE_FAULTS = ["EIO", "ESTALE", "ENOSPC", "EROFS", "stall"]
+STALL_MICROSECONDS = 4_000_000
 
 
 def stop_thread(pid, name):
@@ -59,6 +61,9 @@ def cut_connections(pid):
                 if descriptor < 0:
                     continue
                 with socket.socket(fileno=descriptor) as connection:
+                    # Pairs of Unix sockets are not of the network; a runtime wakes itself by them.
+                    if connection.family not in (socket.AF_INET, socket.AF_INET6):
+                        continue
                     # Fails for sockets that listen.
                     connection.getpeername()
                     connection.shutdown(socket.SHUT_RDWR)
@@ -72,9 +77,13 @@ def can_fail_storage():
     return shutil.which("strace") is not None
 
 
-def fail_storage(pid, error, seconds):
-    """Makes the system calls of a process that change files fail with an error for some seconds."""
-    options = ["-f", "-qq", "-o", "/dev/null", "-e", f"trace={FILE_CALLS}", "-e", f"inject={FILE_CALLS}:error={error}"]
+def fail_storage(pid, fault, model_dir, seconds):
+    """Makes the system calls of a process that change files fail with an error, or take long, for some seconds."""
+    if fault == "stall":
+        calls, effect, paths = "write", f"delay_enter={STALL_MICROSECONDS}", ["-P", str(model_dir / "metrics.jsonl")]
+    else:
+        calls, effect, paths = FILE_CALLS, f"error={fault}", []
+    options = ["-f", "-qq", "-o", "/dev/null", *paths, "-e", f"trace={calls}", "-e", f"inject={calls}:{effect}"]
     tracer = subprocess.Popen(["strace", *options, "-p", str(pid)], stderr=subprocess.DEVNULL)
 
     def end():

@@ -9,7 +9,7 @@ use millrace_engine::coordinator::Evaluation;
 use millrace_engine::types::CommitRecord;
 use millrace_params::RunSpec;
 use millrace_telemetry::journal::{
-    AttemptOutcome, JournalEvent, JournalReader, JournalWriter, OutcomeReason, ResumePoint,
+    AttemptOutcome, Dropped, JournalEvent, JournalReader, JournalWriter, OutcomeReason, ResumePoint,
 };
 use millrace_telemetry::logs::{LogFiles, LogRecord};
 use millrace_telemetry::metrics_log::{self, EvalMetrics, MetricPoint, MetricsLog, TrainMetrics};
@@ -21,7 +21,6 @@ use crate::checkpoint_tokenizer;
 use crate::error::AgentError;
 use crate::input::data_failure;
 use crate::launch::LaunchDocument;
-use crate::roles::TerminationReport;
 
 /// Writes metrics, logs, the journal and event files of one run.
 pub struct RunFiles {
@@ -32,7 +31,6 @@ pub struct RunFiles {
     logs: LogFiles,
     journal: JournalWriter,
     summary_steps: u64,
-    last_report: TerminationReport,
     /// Whether the last write to a file failed.
     refusing: bool,
     /// Counts the lines and entries dropped in this attempt.
@@ -75,7 +73,7 @@ impl RunFiles {
     ///
     /// # Errors
     /// A file can't be opened or written.
-    pub fn open(launch: &LaunchDocument, attempt: u32, last_report: TerminationReport) -> Result<Self, AgentError> {
+    pub fn open(launch: &LaunchDocument, attempt: u32) -> Result<Self, AgentError> {
         let dir = launch.model_dir.as_path();
         let run = &launch.job.run;
         let tokenizer = match launch.mode.trains() {
@@ -95,7 +93,6 @@ impl RunFiles {
                 logs: LogFiles::open(dir, attempt.into())?,
                 journal: JournalWriter::open(dir, attempt.into())?,
                 summary_steps: run.summary_steps.max(1),
-                last_report,
                 refusing: false,
                 dropped: None,
                 reported_dropped: 0,
@@ -229,14 +226,20 @@ impl RunFiles {
         self.note(result);
     }
 
-    /// Writes the outcome, as the last journal entry and as the last report.
-    pub fn outcome(&mut self, outcome: &AttemptOutcome) {
-        self.record(JournalEvent::Outcome(outcome.clone()));
+    /// Writes the outcome, as the last journal entry.
+    pub fn outcome(&mut self, outcome: AttemptOutcome) {
+        self.record(JournalEvent::Outcome(outcome));
         if self.refusing {
             let waiting = self.journal.waiting();
             tracing::error!(waiting, "the run ended, but its last metrics and journal entries could not be written");
         }
-        self.last_report.write(outcome);
+    }
+
+    /// Counts events that were dropped before they reached a file.
+    pub fn add_dropped(&mut self, dropped: Dropped) {
+        if dropped.total() > 0 {
+            self.journal.count_dropped(dropped);
+        }
     }
 
     /// Handles the result of a write. Data that a file did not accept stays in memory and is written before the next
@@ -342,13 +345,13 @@ mod tests {
         let history = TrainingHistory::default();
         let record =
             |step| CommitRecord { step, scale: 1.0, learning_rate: 0.1, loss: 2.0, norm: 3.0, tokens: 4, history };
-        let mut first = RunFiles::open(&launch, 1, TerminationReport::default()).unwrap();
+        let mut first = RunFiles::open(&launch, 1).unwrap();
         assert_eq!(first.begin(0, &ResumeHistory::default()).unwrap(), None);
         (1..=3).for_each(|step| first.step(&record(step), &[], 0.5, Rates::default()));
         drop(first);
         // Whether the earlier coordinator wrote step 3 or not, its successor receives the newest step.
         for (attempt, newest) in [(2, 3), (3, 4)] {
-            let mut next = RunFiles::open(&launch, attempt, TerminationReport::default()).unwrap();
+            let mut next = RunFiles::open(&launch, attempt).unwrap();
             let resumed = next.begin(newest, &ResumeHistory { shared: newest, ..ResumeHistory::default() }).unwrap();
             assert_eq!(resumed, Some(ResumePoint { step: newest, repeated_steps: 0 }));
             next.step(&record(newest), &[], 0.5, Rates::default());
@@ -356,7 +359,7 @@ mod tests {
         let steps: Vec<u64> = metrics_log::read(dir.path()).unwrap().iter().map(MetricPoint::step).collect();
         assert_eq!(steps, [1, 2, 3, 4]);
         // A coordinator without a checkpoint begins at step 0 and reports the repeated steps.
-        let mut reopened = RunFiles::open(&launch, 4, TerminationReport::default()).unwrap();
+        let mut reopened = RunFiles::open(&launch, 4).unwrap();
         let resumed = reopened.begin(0, &ResumeHistory::default()).unwrap();
         assert_eq!(resumed, Some(ResumePoint { step: 0, repeated_steps: 4 }));
     }
@@ -369,7 +372,7 @@ mod tests {
         let evaluation =
             |loss| Evaluation { step: 3, loss, tokens: 8, correct: 1, batches: 2, ..Evaluation::default() };
         let event_bytes = |attempt, loss: f64| {
-            let mut files = RunFiles::open(&launch, attempt, TerminationReport::default()).unwrap();
+            let mut files = RunFiles::open(&launch, attempt).unwrap();
             files.begin(3, &ResumeHistory::default()).unwrap();
             files.evaluation(
                 &evaluation(loss),
@@ -419,7 +422,7 @@ mod tests {
         let mut launch = local_run().launch;
         launch.model_dir = dir.clone();
         std::fs::write(dir.join("metrics.jsonl"), "{\"step\":1,\"loss\":2}\n{\"step\":2,\"loss\":1}\n").unwrap();
-        let mut files = RunFiles::open(&launch, 1, TerminationReport::default()).unwrap();
+        let mut files = RunFiles::open(&launch, 1).unwrap();
         let mut filler = std::fs::File::create(dir.join("ballast")).unwrap();
         while std::io::Write::write_all(&mut filler, &[1; 512]).is_ok() {}
         let after = |step| ResumeHistory { shared: step, ..ResumeHistory::default() };

@@ -2,6 +2,7 @@
 //! to resize.
 
 use std::pin::Pin;
+use std::sync::Arc;
 use std::time::Duration;
 
 use millrace_checkpoint::lock::Owner;
@@ -10,7 +11,7 @@ use millrace_protocol::error_chain;
 use millrace_protocol::journal::to_proto;
 use millrace_protocol::security::AuthenticatedIncoming;
 use millrace_protocol::{proto, transport};
-use millrace_telemetry::journal::{JournalEvent, JournalWriter};
+use millrace_telemetry::journal::{JournalEntry, JournalEvent, JournalFollower, JournalWriter};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinHandle;
 use tokio_stream::Stream;
@@ -150,6 +151,17 @@ impl proto::journal_server::Journal for JournalService {
     }
 }
 
+/// Returns the next entries. Files are read on another thread, because their storage may not respond.
+async fn next_entries(mut follower: JournalFollower) -> Result<(JournalFollower, Vec<Arc<JournalEntry>>), Status> {
+    let reads_files = follower.reads_files();
+    let poll = move || follower.poll(READ_BATCH_ENTRIES).map(|entries| (follower, entries));
+    let next = match reads_files {
+        true => tokio::task::spawn_blocking(poll).await.map_err(|error| Status::internal(error.to_string()))?,
+        false => poll(),
+    };
+    next.map_err(|error| Status::data_loss(error_chain(&error)))
+}
+
 /// Sends the requested entries until the client disconnects or the outcome of the attempt was sent.
 async fn follow(
     JobJournal { journal, owner }: &JobJournal,
@@ -173,10 +185,10 @@ async fn follow(
                 return;
             }
         }
-        entries = match follower.poll(READ_BATCH_ENTRIES) {
-            Ok(entries) => entries,
-            Err(error) => {
-                let _ = sender.send(Err(Status::data_loss(error_chain(&error)))).await;
+        (follower, entries) = match next_entries(follower).await {
+            Ok(next) => next,
+            Err(status) => {
+                let _ = sender.send(Err(status)).await;
                 return;
             }
         };

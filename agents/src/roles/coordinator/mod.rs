@@ -4,6 +4,7 @@
 mod checkpoint_writer;
 mod console;
 mod driver;
+mod file_writer;
 mod files;
 mod heartbeat;
 mod held_parameters;
@@ -50,6 +51,7 @@ use crate::http::{self, Readiness};
 use crate::launch::{Exit, LaunchDocument, ListenAddresses, announce};
 use console::Console;
 use driver::CoordinatorDriver;
+use file_writer::FileWriter;
 use held_parameters::are_parameters_held;
 use journal::{JobJournal, JournalService, ResizeCommand, RunCommand};
 use model_metrics::ModelMetrics;
@@ -224,7 +226,7 @@ pub struct PreparedRun {
     /// Estimated seconds of a training step; `None` unless the job trains with all agents on this host.
     pub step_estimate: Option<f64>,
     pub lock: Arc<ModelDirLock>,
-    pub files: files::RunFiles,
+    pub files: FileWriter,
 }
 
 /// Checks all input of the user before anything is written to model_dir. Then takes the lock of model_dir, chooses the
@@ -285,8 +287,8 @@ async fn prepare(
     .await?;
     let job_json = compiled.document_json()?;
     let model_metrics = ModelMetrics::new(&compiled, entity_classes);
-    let open_files = || files::RunFiles::open(&launch, lock.attempt(), last_report.clone());
-    let files = retry_while_disk_is_full(open_files).await?;
+    let files = retry_while_disk_is_full(|| files::RunFiles::open(&launch, lock.attempt())).await?;
+    let files = FileWriter::start(files, last_report)?;
     if !is_held {
         start_point.report.iter().for_each(|sentence| console.line(sentence));
     }

@@ -20,7 +20,7 @@ use millrace_telemetry::progress::{
 
 use super::checkpoint_writer::PublishedCheckpoint;
 use super::console::{Console, is_shown};
-use super::files::RunFiles;
+use super::file_writer::FileWriter;
 use super::heartbeat::{ProgressHeartbeat, RunActivity};
 use super::model_metrics::ModelMetrics;
 use super::run_end::RunEnd;
@@ -33,7 +33,7 @@ use crate::launch::{Exit, LaunchDocument};
 /// Reports the progress of one run; see the module documentation.
 pub struct Reporter {
     console: Console,
-    files: RunFiles,
+    files: FileWriter,
     metrics: RoleMetrics,
     gauges: CoordinatorMetrics,
     job: Arc<JobSpec>,
@@ -90,7 +90,7 @@ impl Reporter {
         launch: &LaunchDocument,
         compiled: &CompiledJob,
         ReportedModel { metrics: model_metrics, is_evaluated, step_estimate }: ReportedModel,
-        mut files: RunFiles,
+        mut files: FileWriter,
         console: Console,
         metrics: RoleMetrics,
     ) -> Self {
@@ -132,8 +132,13 @@ impl Reporter {
     }
 
     /// Writes a record of the coordinator's own log to the files.
-    pub fn own_log(&mut self, record: &LogRecord) {
+    pub fn own_log(&mut self, record: LogRecord) {
         self.files.log(record);
+    }
+
+    /// Waits until the files have what was reported, unless their storage does not respond.
+    pub async fn wait_for_files(&mut self) {
+        self.files.wait().await;
     }
 
     /// Records that agents leave from now on, and so close their links.
@@ -151,7 +156,7 @@ impl Reporter {
             if is_shown(level, record.fields.get("epoch").map(String::as_str), current) {
                 self.console.log(&record.to_string());
             }
-            self.files.log(&record);
+            self.files.log(record);
         }
     }
 
@@ -341,7 +346,7 @@ impl Reporter {
         if rates.rate == 0.0 && self.progress.running {
             rates.rate = samples as f64 / seconds.max(f64::MIN_POSITIVE);
         }
-        self.files.step(record, &self.model_metrics.of_step(metrics), seconds, rates);
+        self.files.step(record, self.model_metrics.of_step(metrics), seconds, rates);
     }
 
     /// Returns the loss with the scaling of the params.
@@ -399,7 +404,7 @@ impl Reporter {
         let pause = now.duration_since(began);
         self.progress.meter.exclude(pause);
         self.progress.mark = now;
-        self.files.evaluation(evaluation, &metrics, loss, pause.as_secs_f64(), rates);
+        self.files.evaluation(evaluation, metrics, loss, pause.as_secs_f64(), rates);
         if !self.mode.trains() {
             return;
         }
@@ -444,6 +449,11 @@ impl Reporter {
         );
     }
 
+    /// Writes what is left without an outcome: another coordinator continues the run.
+    pub fn leave(self) {
+        self.files.close();
+    }
+
     /// Reports the outcome of the run after `step` updates; returns the exit of the process. `digest` is that of the
     /// saved parameters of this step, if they were saved.
     pub fn finish(mut self, end: RunEnd, step: u64, digest: Option<String>) -> Exit {
@@ -458,14 +468,8 @@ impl Reporter {
             self.console.log(&format!("error: {prefix}{message}"));
         }
         self.print_summary();
-        self.files.outcome(&journal::AttemptOutcome {
-            exit_code: exit.code(),
-            reason,
-            message,
-            step,
-            digest,
-            failed_agent,
-        });
+        let exit_code = exit.code();
+        self.files.finish(journal::AttemptOutcome { exit_code, reason, message, step, digest, failed_agent });
         exit
     }
 
@@ -480,7 +484,8 @@ impl Reporter {
         let performance = summary::performance(&self.plan, (*steps, samples, *tokens), trained, *rates);
         let elapsed = began.elapsed();
         summary::lines(&performance, &self.usages, elapsed).iter().for_each(|line| self.console.line(line));
-        summary::write(performance, &self.usages, self.files.model_dir());
+        let usages = std::mem::take(&mut self.usages);
+        self.files.write(move |model_dir| summary::write(performance, &usages, model_dir));
     }
 }
 

@@ -63,12 +63,20 @@ pub struct Dropped {
 }
 
 impl Dropped {
-    pub(super) const fn count(&mut self, event: &JournalEvent) {
+    /// Counts one event.
+    pub const fn count(&mut self, event: &JournalEvent) {
         match event {
             JournalEvent::Metric(_) => self.metrics += 1,
             JournalEvent::Log(_) => self.logs += 1,
             _ => self.others += 1,
         }
+    }
+
+    /// Adds the numbers of `other`.
+    pub const fn add(&mut self, other: Self) {
+        self.metrics += other.metrics;
+        self.logs += other.logs;
+        self.others += other.others;
     }
 
     /// Returns the number of dropped events of all kinds.

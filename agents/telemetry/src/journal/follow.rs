@@ -84,10 +84,15 @@ impl JournalFollower {
         }
     }
 
+    /// Returns whether the next entry is only in the files, so that [`JournalFollower::poll`] reads them.
+    pub fn reads_files(&self) -> bool {
+        self.next_seq <= self.journal.shared.visible().tail.dropped
+    }
+
     /// Returns the next entries of the tail. If the tail no longer has all of them, returns the newest number that is
     /// only in the files. Both are read under one lock, because entries could leave the tail in between.
     fn in_memory(&self, limit: usize) -> (Option<u64>, Vec<Arc<JournalEntry>>) {
-        let tail = &self.journal.state().tail;
+        let tail = &self.journal.shared.visible().tail;
         if self.next_seq > tail.dropped {
             (None, tail.since(self.next_seq, limit))
         } else {

@@ -22,6 +22,7 @@
 //!   [`MAX_UNSYNCED_ENTRIES`] entries that a power cut may remove. Beyond that number, or 2 MiB, events are dropped and
 //!   get no number. When the file accepts lines again, the entry `dropped` says how many events were dropped.
 //! * One attempt writes at a time; an older one is rejected ([`Error::StaleAttempt`]).
+//! * Followers read what is visible without waiting for the storage, even while it does not respond to a write.
 //! * Memory is bounded: the newest entries are kept for followers that keep up, others read the files.
 
 mod entry;
@@ -68,27 +69,47 @@ pub struct JournalWriter {
 struct Shared {
     model_dir: PathBuf,
     attempt: u64,
-    state: Mutex<WriterState>,
+    /// Locked during writes, which may take as long as the storage does not respond.
+    file: Mutex<JournalFile>,
+    /// Locked for moments only, so that followers never wait for the storage. Is locked after `file`.
+    visible: Mutex<VisibleEntries>,
     appended: Condvar,
     subscribers: Subscribers,
 }
 
+/// What was written, and what has to be.
 #[derive(Debug)]
-struct WriterState {
+struct JournalFile {
     file: Appender,
     next_seq: u64,
     /// Entries since the last fsync, including those that wait.
     unsynced: u64,
     /// Entries that are visible to followers but could not be written yet.
     waiting: Waiting,
+}
+
+/// What followers see.
+#[derive(Debug)]
+struct VisibleEntries {
     tail: JournalTail,
     /// The newest entry of each topic, of this attempt only.
     newest: BTreeMap<&'static str, Arc<JournalEntry>>,
 }
 
-impl WriterState {
-    fn append(&mut self, attempt: u64, event: JournalEvent) -> Result<u64> {
-        let flushed = self.flush(attempt);
+impl VisibleEntries {
+    fn show(&mut self, entry: JournalEntry, bytes: usize) {
+        let entry = Arc::new(entry);
+        if let Some(topic) = entry.event.replaces_topic() {
+            self.newest.insert(topic, entry.clone());
+        }
+        self.tail.push(entry, bytes);
+    }
+}
+
+impl JournalFile {
+    fn append(&mut self, shared: &Shared, event: JournalEvent) -> Result<u64> {
+        let flushed = self.flush(shared);
+        let attempt = shared.attempt;
         let entry = JournalEntry { seq: self.next_seq, attempt, unix_ms: unix_ms(), event };
         let line = to_line(&entry).map_err(Error::io("append to", self.file.path()))?;
         let sync = entry.event.is_durable() || self.unsynced + 1 >= MAX_UNSYNCED_ENTRIES;
@@ -99,18 +120,18 @@ impl WriterState {
             if self.unsynced + 1 < MAX_UNSYNCED_ENTRIES && self.waiting.has_room(line.len()) {
                 self.waiting.push(line.clone());
                 self.unsynced += 1;
-                self.show(entry, line.len());
+                self.show(shared, entry, line.len());
             } else {
                 self.waiting.drop_event(&entry.event);
             }
             return Err(error);
         }
         self.unsynced = if sync { 0 } else { self.unsynced + 1 };
-        Ok(self.show(entry, line.len()))
+        Ok(self.show(shared, entry, line.len()))
     }
 
     /// Writes the waiting entries, then an entry with the number of dropped events.
-    fn flush(&mut self, attempt: u64) -> Result<()> {
+    fn flush(&mut self, shared: &Shared) -> Result<()> {
         if self.waiting.is_empty() {
             return Ok(());
         }
@@ -122,24 +143,33 @@ impl WriterState {
         self.unsynced = 0;
         if let Some(dropped) = self.waiting.newly_dropped() {
             let event = JournalEvent::Dropped(dropped);
-            let entry = JournalEntry { seq: self.next_seq, attempt, unix_ms: unix_ms(), event };
+            let entry = JournalEntry { seq: self.next_seq, attempt: shared.attempt, unix_ms: unix_ms(), event };
             let line = to_line(&entry).map_err(Error::io("append to", self.file.path()))?;
             self.file.append(&line, true)?;
             self.waiting.told_dropped();
-            self.show(entry, line.len());
+            self.show(shared, entry, line.len());
         }
         Ok(())
     }
 
-    /// Assigns the next number to the entry and makes it visible to followers. Returns its number.
-    fn show(&mut self, entry: JournalEntry, bytes: usize) -> u64 {
+    /// Takes the next number for the entry and makes it visible to followers. Returns its number.
+    fn show(&mut self, shared: &Shared, entry: JournalEntry, bytes: usize) -> u64 {
         self.next_seq += 1;
-        let (seq, entry) = (entry.seq, Arc::new(entry));
-        if let Some(topic) = entry.event.replaces_topic() {
-            self.newest.insert(topic, entry.clone());
-        }
-        self.tail.push(entry, bytes);
+        let seq = entry.seq;
+        shared.visible().show(entry, bytes);
         seq
+    }
+}
+
+impl Shared {
+    /// Locks the file. It is consistent after every append, also after a failed one, so a poisoned lock is ignored.
+    fn file(&self) -> MutexGuard<'_, JournalFile> {
+        self.file.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Locks the visible entries. They are consistent between calls, so a poisoned lock is ignored.
+    fn visible(&self) -> MutexGuard<'_, VisibleEntries> {
+        self.visible.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -175,14 +205,13 @@ impl JournalWriter {
             shared: Arc::new(Shared {
                 model_dir: model_dir.to_path_buf(),
                 attempt,
-                state: Mutex::new(WriterState {
+                file: Mutex::new(JournalFile {
                     file,
                     next_seq: last_seq + skipped + 1,
                     unsynced: 0,
                     waiting: Waiting::default(),
-                    tail: JournalTail::after(last_seq),
-                    newest: BTreeMap::new(),
                 }),
+                visible: Mutex::new(VisibleEntries { tail: JournalTail::after(last_seq), newest: BTreeMap::new() }),
                 appended: Condvar::new(),
                 subscribers: Subscribers::default(),
             }),
@@ -196,13 +225,8 @@ impl JournalWriter {
     /// [`Error::Io`] if the event, or one before it, is not in the file. The event then waits in memory, or was
     /// dropped, see [`JournalWriter::waiting`] and [`JournalWriter::dropped`].
     pub fn append(&self, event: JournalEvent) -> Result<u64> {
-        let (seq, appended) = {
-            let mut state = self.state();
-            let appended = state.append(self.shared.attempt, event);
-            (state.tail.last_seq(), appended)
-        };
-        self.shared.appended.notify_all();
-        self.shared.subscribers.notify(seq);
+        let appended = self.shared.file().append(&self.shared, event);
+        self.notify_followers();
         appended
     }
 
@@ -211,24 +235,29 @@ impl JournalWriter {
     /// # Errors
     /// [`Error::Io`]; entries that are not written stay in memory.
     pub fn flush(&self) -> Result<()> {
-        let (seq, flushed) = {
-            let mut state = self.state();
-            let flushed = state.flush(self.shared.attempt);
-            (state.tail.last_seq(), flushed)
-        };
-        self.shared.appended.notify_all();
-        self.shared.subscribers.notify(seq);
+        let flushed = self.shared.file().flush(&self.shared);
+        self.notify_followers();
         flushed
+    }
+
+    /// Counts events that were dropped before they could be appended. The next entry says how many.
+    pub fn count_dropped(&self, dropped: Dropped) {
+        self.shared.file().waiting.add_dropped(dropped);
+    }
+
+    fn notify_followers(&self) {
+        self.shared.appended.notify_all();
+        self.shared.subscribers.notify(self.last_seq());
     }
 
     /// Returns the number of entries that have a number but could not be written yet.
     pub fn waiting(&self) -> usize {
-        self.state().waiting.len()
+        self.shared.file().waiting.len()
     }
 
     /// Returns the number of events of this attempt that were dropped because they could not be written.
     pub fn dropped(&self) -> u64 {
-        self.state().waiting.dropped()
+        self.shared.file().waiting.dropped()
     }
 
     /// Returns the attempt that writes.
@@ -238,7 +267,7 @@ impl JournalWriter {
 
     /// Returns the newest entry's number; 0 if there is none.
     pub fn last_seq(&self) -> u64 {
-        self.state().tail.last_seq()
+        self.shared.visible().tail.last_seq()
     }
 
     /// Returns a follower that starts at number `from`, over all attempts. 0 and 1 are the beginning; a number beyond
@@ -251,8 +280,8 @@ impl JournalWriter {
     /// of the newest state, training step, evaluation, checkpoint and outcome, as far as they exist, ordered by number.
     pub fn follow_from_current_state(&self) -> (Vec<Arc<JournalEntry>>, JournalFollower) {
         let (mut newest, next) = {
-            let state = self.state();
-            (state.newest.values().cloned().collect::<Vec<_>>(), state.tail.last_seq() + 1)
+            let visible = self.shared.visible();
+            (visible.newest.values().cloned().collect::<Vec<_>>(), visible.tail.last_seq() + 1)
         };
         newest.sort_by_key(|entry| entry.seq);
         (newest, JournalFollower::new(self.clone(), next))
@@ -266,16 +295,11 @@ impl JournalWriter {
         Subscription { shared: Arc::downgrade(&self.shared), id }
     }
 
-    /// Locks the state. It is consistent after every append, also after a failed one, so a poisoned lock is ignored.
-    fn state(&self) -> MutexGuard<'_, WriterState> {
-        self.shared.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Waits until there is an entry numbered `seq` or later, or until `timeout` has elapsed.
     fn wait_for(&self, seq: u64, timeout: Duration) {
-        let missing = |state: &mut WriterState| state.tail.last_seq() < seq;
+        let missing = |visible: &mut VisibleEntries| visible.tail.last_seq() < seq;
         // A poisoned lock only means that a follower panicked. The caller polls the journal afterwards in any case.
-        let _ = self.shared.appended.wait_timeout_while(self.state(), timeout, missing);
+        let _ = self.shared.appended.wait_timeout_while(self.shared.visible(), timeout, missing);
     }
 }
 

@@ -177,7 +177,7 @@ fn entries_that_the_file_refuses_are_shown_and_written_later() {
     let journal = JournalWriter::open(dir.path(), 1).unwrap();
     journal.append(state(RunPhase::Training)).unwrap();
     let mut follower = journal.follow(1);
-    journal.state().file.set_refusing(true);
+    journal.shared.file().file.set_refusing(true);
     for step in 2..=4 {
         assert!(journal.append(metric(step)).is_err());
     }
@@ -186,7 +186,7 @@ fn entries_that_the_file_refuses_are_shown_and_written_later() {
     assert_eq!((shown, journal.waiting()), (vec![1, 2, 3, 4, 5], 4));
     assert_eq!(read_all(dir.path(), 1), [(1, 1)]);
 
-    journal.state().file.set_refusing(false);
+    journal.shared.file().file.set_refusing(false);
     assert_eq!(journal.append(metric(6)).unwrap(), 6);
     assert_eq!((journal.waiting(), journal.dropped()), (0, 0));
     assert_eq!(read_all(dir.path(), 1), (1..=6).map(|seq| (1, seq)).collect::<Vec<_>>());
@@ -200,7 +200,7 @@ fn events_beyond_what_may_wait_are_counted_in_the_journal() {
     let dir = tempfile::tempdir().unwrap();
     let journal = JournalWriter::open(dir.path(), 1).unwrap();
     journal.append(state(RunPhase::Training)).unwrap();
-    journal.state().file.set_refusing(true);
+    journal.shared.file().file.set_refusing(true);
     for step in 0..MAX_UNSYNCED_ENTRIES + 5 {
         assert!(journal.append(metric(step)).is_err());
     }
@@ -211,7 +211,7 @@ fn events_beyond_what_may_wait_are_counted_in_the_journal() {
     assert!(successor.append(metric(1)).unwrap() > last);
     drop(successor);
 
-    journal.state().file.set_refusing(false);
+    journal.shared.file().file.set_refusing(false);
     let mut follower = journal.follow(last + 1);
     assert_eq!(journal.append(state(RunPhase::Evaluating)).unwrap(), last + 2);
     let entries = follower.poll(9).unwrap();
@@ -266,4 +266,18 @@ fn later_version_is_rejected_and_unknown_fields_ignored() {
         let said = error.to_string();
         assert!(said.contains("version 3") && said.contains("up to 2") && said.contains("release"), "{said}");
     }
+}
+
+#[test]
+fn followers_do_not_wait_for_the_storage() {
+    let dir = tempfile::tempdir().unwrap();
+    let journal = JournalWriter::open(dir.path(), 1).unwrap();
+    journal.append(metric(1)).unwrap();
+    let (sender, received) = mpsc::channel();
+    // Locked as during a write that takes long.
+    let file = journal.shared.file();
+    let follower = journal.clone();
+    std::thread::spawn(move || sender.send((follower.follow(1).poll(9).unwrap().len(), follower.last_seq())));
+    assert_eq!(received.recv_timeout(Duration::from_secs(20)), Ok((1, 1)));
+    drop(file);
 }

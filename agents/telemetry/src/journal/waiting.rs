@@ -59,6 +59,11 @@ impl Waiting {
         self.dropped.count(event);
     }
 
+    /// Counts events that were dropped elsewhere.
+    pub(super) const fn add_dropped(&mut self, dropped: Dropped) {
+        self.dropped.add(dropped);
+    }
+
     pub(super) fn front(&self) -> Option<&[u8]> {
         self.lines.front().map(Vec::as_slice)
     }

@@ -226,6 +226,7 @@ impl CoordinatorDriver {
 
     async fn run_loop(&mut self) -> Result<(), AgentError> {
         while self.end.is_none() {
+            self.reporter.wait_for_files().await;
             let lost = self.lost_agents.values().filter_map(LostAgent::deadline).min();
             let backoff = self.backoff.map(|(_, until)| until);
             let join = self.machine.is_none().then_some(self.join_deadline);
@@ -237,7 +238,7 @@ impl CoordinatorDriver {
             tokio::select! {
                 Some(event) = self.events.agents.recv() => self.on_agent_event(event)?,
                 Some(command) = self.events.user.recv() => self.on_user_command(command)?,
-                Some(record) = self.events.logs.recv() => self.reporter.own_log(&record),
+                Some(record) = self.events.logs.recv() => self.reporter.own_log(record),
                 Some(result) = self.save_results.recv() => self.on_save_result(result)?,
                 Some(()) = self.events.terminate.recv() => self.on_terminate()?,
                 () = tokio::time::sleep_until(deadline.unwrap_or_else(Instant::now).into()), if deadline.is_some() => {
@@ -485,7 +486,7 @@ impl CoordinatorDriver {
             }
         }
         while let Ok(record) = self.events.logs.try_recv() {
-            self.reporter.own_log(&record);
+            self.reporter.own_log(record);
         }
     }
 
@@ -496,7 +497,10 @@ impl CoordinatorDriver {
         let reply = command_reply(step, saved);
         let digest = saved.map(|saved| saved.digest.clone());
         let exit = match self.is_leaving && end.reason == OutcomeReason::Interrupted {
-            true => Exit::Interrupted,
+            true => {
+                self.reporter.leave();
+                Exit::Interrupted
+            }
             false => self.reporter.finish(end, step, digest),
         };
         for waiting in self.replies.drain(..).chain(self.checkpoint_replies.drain(..)) {
