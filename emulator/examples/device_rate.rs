@@ -1,11 +1,15 @@
 //! Measures how fast one device trains: tokens per second, share of the measured peak, and time by operator.
 //!
-//! `cargo run --release -p millrace-emulator --example device_rate [small | gpt2 | bert | known | unknown] [threads] [leaves]`
+//! `cargo run --release -p millrace-emulator --example device_rate [MODEL] [threads] [leaves]`
 //!
-//! `small` is a GPT of 10.8 million parameters on bytes (T 256, leaves of 4 samples), `gpt2` the one of 124 million (T
-//! 1024, leaves of 1 sample), `bert` a BERT-base (T 128, leaves of 2 samples with 20 masked tokens each). `known` is a decoder of the sizes of `small` whose graph has generic operators that the
-//! compiler replaces by macro-operators; `unknown` is one that it leaves as it is. Weights are loaded for every pass,
-//! as in streamed training.
+//! * `small`: a GPT of 10.8 million parameters on bytes (T 256, leaves of 4 samples)
+//! * `gpt2`: the GPT of 124 million parameters (T 1024, leaves of 1 sample)
+//! * `bert`: BERT-base (T 128, leaves of 2 samples with 20 masked tokens each)
+//! * `known`: a decoder of the sizes of `small`, whose graph has generic operators that the compiler replaces by
+//!   macro-operators
+//! * `unknown`: one that the compiler leaves as it is
+//!
+//! Weights are loaded for every pass, as in streamed training.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

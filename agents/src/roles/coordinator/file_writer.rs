@@ -11,8 +11,8 @@
 //! * Before the driver handles an event, it waits for all writes but those of the event before it, see
 //!   [`FileWriter::wait`]. A step takes several events, so a coordinator that is killed loses the newest step at most,
 //!   and the thread has the time between two events to write.
-//! * The driver waits for [`MAX_WAIT`] at most. Then the run continues, and up to [`MAX_QUEUED_WRITES`] writes are kept in
-//!   memory until the storage responds. Further ones are dropped and counted.
+//! * The driver waits for [`MAX_WAIT`] at most. Then the run continues, and up to [`MAX_QUEUED_WRITES`] writes are kept
+//!   in memory until the storage responds. Further ones are dropped and counted.
 
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{self, Sender};
