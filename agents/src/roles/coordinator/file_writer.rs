@@ -49,7 +49,7 @@ pub struct FileWriter {
     queued_before: u64,
     /// Number of finished writes.
     finished: watch::Receiver<u64>,
-    /// When the oldest write that has not finished was queued, if it has taken longer than [`MAX_WAIT`].
+    /// When the wait began that exceeded [`MAX_WAIT`]; `None` while the storage responds.
     stalled_since: Option<Instant>,
     /// [`MAX_WAIT`], which tests shorten.
     max_wait: Duration,
@@ -167,12 +167,15 @@ impl FileWriter {
     /// Queues a write, after the number of the events that were dropped before it.
     fn push(&mut self, write: impl FnOnce(&mut RunFiles) + Send + 'static) {
         let dropped = std::mem::take(&mut self.dropped);
-        let write_after_dropped = move |files: &mut RunFiles| {
-            files.add_dropped(dropped);
-            write(files);
-        };
+        if dropped.total() > 0 {
+            self.send(Box::new(move |files| files.add_dropped(dropped)));
+        }
+        self.send(Box::new(write));
+    }
+
+    fn send(&mut self, write: Write) {
         // The thread ends only if a write has panicked, which is reported already.
-        let _ = self.queue.send(Box::new(write_after_dropped));
+        let _ = self.queue.send(write);
         self.queued += 1;
     }
 
@@ -209,13 +212,12 @@ impl FileWriter {
     pub fn finish(mut self, outcome: AttemptOutcome) {
         let last_entry = outcome.clone();
         self.push(move |files| files.outcome(last_entry));
-        let last_report = self.last_report.clone();
         self.close();
-        last_report.write(&outcome);
+        self.last_report.write(&outcome);
     }
 
     /// Waits until everything is written, at most for [`LAST_WRITES_TIMEOUT`].
-    pub fn close(mut self) {
+    pub fn close(&mut self) {
         let (written, end) = mpsc::sync_channel(1);
         self.push(move |_| {
             let _ = written.send(());

@@ -237,9 +237,7 @@ impl RunFiles {
 
     /// Counts events that were dropped before they reached a file.
     pub fn add_dropped(&mut self, dropped: Dropped) {
-        if dropped.total() > 0 {
-            self.journal.count_dropped(dropped);
-        }
+        self.journal.count_dropped(dropped);
     }
 
     /// Handles the result of a write. Data that a file did not accept stays in memory and is written before the next

@@ -450,7 +450,7 @@ impl Reporter {
     }
 
     /// Writes what is left without an outcome: another coordinator continues the run.
-    pub fn leave(self) {
+    pub fn leave(mut self) {
         self.files.close();
     }
 

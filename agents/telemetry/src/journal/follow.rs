@@ -86,7 +86,7 @@ impl JournalFollower {
 
     /// Returns whether the next entry is only in the files, so that [`JournalFollower::poll`] reads them.
     pub fn reads_files(&self) -> bool {
-        self.next_seq <= self.journal.shared.visible().tail.dropped
+        self.in_memory(0).0.is_some()
     }
 
     /// Returns the next entries of the tail. If the tail no longer has all of them, returns the newest number that is
