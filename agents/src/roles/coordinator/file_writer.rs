@@ -240,7 +240,8 @@ mod tests {
     use super::*;
     use crate::launch::testing::local_run;
 
-    /// Returns the writer of a run in `directory`, and a sender whose end lets its storage respond.
+    /// Returns the writer of a run in `directory` whose only unfinished write is one that stalls, and a sender whose end
+    /// lets the storage respond.
     fn stalled_writer(directory: &Path) -> (FileWriter, mpsc::Sender<()>) {
         let mut launch = local_run().launch;
         launch.model_dir = directory.to_owned();
@@ -248,9 +249,12 @@ mod tests {
         let mut writer = FileWriter::start(files, TerminationReport::default()).unwrap();
         assert_eq!(writer.begin(0, &ResumeHistory::default()).unwrap(), None);
         let (respond, responds) = mpsc::channel::<()>();
+        let (stall, stalls) = mpsc::channel();
         writer.write(move |_| {
+            stall.send(()).unwrap();
             let _ = responds.recv();
         });
+        stalls.recv().unwrap();
         (writer, respond)
     }
 
