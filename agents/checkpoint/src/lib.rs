@@ -43,6 +43,7 @@ mod manifest;
 mod named_weights;
 mod plan_reader;
 mod read;
+mod retention;
 mod section;
 mod weight_files;
 mod write;
@@ -54,14 +55,15 @@ pub use initial_checkpoint::ImportSummary;
 pub use layout::{Layout, Moments};
 pub use lineage::{LineagePoint, ResumeHistory, begin_lineage, continue_lineage};
 pub use list::{
-    CheckpointListing, SkippedCheckpoint, VerificationLevel, clean_up, contains_checkpoints, list, newest_complete,
-    retain,
+    CheckpointListing, SkippedCheckpoint, VerificationLevel, checkpoint_name, clean_up, contains_checkpoints, list,
+    newest_complete, step_of_checkpoint,
 };
 pub use lock::{LockError, LockRequest, ModelDirLock};
 pub use manifest::{CheckpointMetadata, FORMAT_VERSION, MANIFEST_FILE, StepHistory, WriterEpoch};
 pub use named_weights::{check_weights, export_weights, import_weights};
 pub use plan_reader::{LoadStrictness, PlanReader};
 pub use read::{Checkpoint, FileEntry, verify};
+pub use retention::{CheckpointOrigin, retain, superseded};
 pub use section::Section;
 pub use weight_files::ExportSummary;
 pub use write::{RangeWriter, Staging};

@@ -1,4 +1,4 @@
-//! Lists the checkpoints of a model_dir, selects the one to resume from, applies retention, and cleans up.
+//! Lists the checkpoints of a model_dir, selects the one to resume from, and cleans up.
 //!
 //! Names: `checkpoint_<step>` is a checkpoint; `checkpoint_<step>.partial-<epoch>.<n>` is being written;
 //! `.replaced-<epoch>` is being replaced by a new checkpoint of the same step; `.deleted` is being deleted. A directory
@@ -24,8 +24,17 @@ const DELETED_DIR: &str = "deleted";
 const LEFT_LINEAGE_REASON: &str =
     "a later run resumed from an older checkpoint; to resume from this one, name it with --checkpoint_path";
 
-pub(crate) fn name_of(step: u64) -> String {
+/// Returns the name of the directory of a checkpoint in its model_dir.
+pub fn checkpoint_name(step: u64) -> String {
     format!("{CHECKPOINT_PREFIX}{step}")
+}
+
+/// Returns the step in the name of the directory of a checkpoint; `None` for any other name, also that of a checkpoint
+/// that is incomplete or being deleted.
+pub fn step_of_checkpoint(name: &str) -> Option<u64> {
+    let digits = name.strip_prefix(CHECKPOINT_PREFIX)?;
+    // Only the form that this crate writes: no sign, no leading zeros.
+    digits.parse::<u64>().ok().filter(|step| step.to_string() == digits)
 }
 
 pub(crate) fn partial_name(step: u64, epoch: WriterEpoch, number: u64) -> String {
@@ -126,35 +135,6 @@ pub fn newest_complete(
     Ok((found, passed))
 }
 
-/// Deletes checkpoints of the lock's model_dir until `max_checkpoints` complete ones are left (0: keeps all), and
-/// returns the deleted ones: first those of abandoned lineages, then the oldest. The newest is always kept. Damaged
-/// checkpoints are neither counted nor deleted. If the lock is held by a job, neither are checkpoints that another job
-/// wrote and that this job does not continue.
-///
-/// Recovery checkpoints are not counted. Of a job's own only the newest is kept, and only until a newer checkpoint
-/// exists, also without `max_checkpoints`.
-///
-/// # Errors
-/// The lock was lost, or an error of the file system.
-pub fn retain(lock: &ModelDirLock, max_checkpoints: usize) -> Result<Vec<PathBuf>> {
-    let (mut candidates, history) = (list(lock.model_dir())?.complete, Lineage::read(lock.model_dir())?);
-    let point = |info: &CheckpointInfo| LineagePoint { attempt: info.epoch.attempt, step: info.step };
-    let is_own = |point: LineagePoint| {
-        lock.owner().job.is_none() || point.attempt > lock.attempts_before() || history.continues(point)
-    };
-    candidates.retain(|info| is_own(point(info)));
-    candidates.sort_by_key(|info| (history.continues(point(info)), point(info)));
-    let newest = candidates.pop();
-    let (recovery, mut regular): (Vec<_>, Vec<_>) = candidates.into_iter().partition(|info| info.recovery);
-    let max_regular = max_checkpoints.saturating_sub(usize::from(newest.is_some_and(|newest| !newest.recovery)));
-    regular.truncate(if max_checkpoints == 0 { 0 } else { regular.len().saturating_sub(max_regular) });
-    let superseded: Vec<_> = recovery.into_iter().chain(regular).collect();
-    if !superseded.is_empty() {
-        lock.check_held()?;
-    }
-    superseded.into_iter().map(|old| delete(&old.path).map(|()| old.path)).collect()
-}
-
 /// Cleans up after interrupted writers, at the start of a run: removes incomplete and partially deleted checkpoints,
 /// and restores one whose replacement was interrupted. Returns what it did, as sentences for the log.
 ///
@@ -165,7 +145,7 @@ pub fn clean_up(lock: &ModelDirLock) -> Result<Vec<String>> {
     let mut deleted = Vec::new();
     let found = entries(lock.model_dir())?;
     for (step, path) in found.replaced {
-        let home = lock.model_dir().join(name_of(step));
+        let home = lock.model_dir().join(checkpoint_name(step));
         if millrace_roots::metadata(&home).is_err() && Checkpoint::open(&path).is_ok() {
             rename_synced(&path, &home)?;
             deleted.push(format!("restored {}, whose replacement was interrupted", home.display()));
@@ -181,7 +161,7 @@ pub fn clean_up(lock: &ModelDirLock) -> Result<Vec<String>> {
     Ok(deleted)
 }
 
-fn delete(path: &Path) -> Result<()> {
+pub(crate) fn delete(path: &Path) -> Result<()> {
     let mut deleted = path.as_os_str().to_owned();
     deleted.push(".");
     deleted.push(DELETED_DIR);
@@ -217,10 +197,10 @@ fn entries(model_dir: &Path) -> Result<Entries> {
         listed => listed.map_err(|e| Error::io("list", model_dir, e))?,
     };
     for entry in listed {
-        let Some(rest) = entry.name().strip_prefix(CHECKPOINT_PREFIX) else { continue };
-        let (step, extension) = rest.split_once('.').map_or((rest, None), |(step, extension)| (step, Some(extension)));
-        // Only the form that this crate writes: no sign, no leading zeros.
-        let Some(step) = step.parse::<u64>().ok().filter(|number| number.to_string() == step) else { continue };
+        let name = entry.name();
+        let (complete, extension) =
+            name.split_once('.').map_or((name, None), |(complete, extension)| (complete, Some(extension)));
+        let Some(step) = step_of_checkpoint(complete) else { continue };
         let path = entry.path.clone();
         match extension {
             None => found.steps.push((step, path)),

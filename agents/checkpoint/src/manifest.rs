@@ -233,19 +233,28 @@ impl Manifest {
             }
             Err(error) => return Err(Error::io("read", path, error)),
         };
-        let damaged = |reason: String| Error::Damaged(Damage::file(&path, reason));
-        if !checksum_matches(&text) {
+        Self::decode(&text, dir)
+    }
+
+    /// Reads the text of a manifest and verifies its checksum. `dir` is the directory of its checkpoint, for messages.
+    ///
+    /// # Errors
+    /// See [`Manifest::read`].
+    pub fn decode(text: &[u8], dir: &Path) -> Result<Self> {
+        let damaged = |reason: String| Error::Damaged(Damage::file(dir.join(MANIFEST_FILE), reason));
+        if !checksum_matches(text) {
             return Err(damaged("does not match its own checksum".into()));
         }
         let format =
-            serde_json::from_slice::<FormatHeader>(&text).map_err(|e| damaged(format!("is not a manifest: {e}")))?;
+            serde_json::from_slice::<FormatHeader>(text).map_err(|e| damaged(format!("is not a manifest: {e}")))?;
         if format.format > FORMAT_VERSION {
-            return Err(not_one(&format!(
+            let reason = format!(
                 "it has format {}, and this program reads formats up to {FORMAT_VERSION}: use the release that wrote it, or a later one",
                 format.format
-            )));
+            );
+            return Err(Error::NotACheckpoint { path: dir.to_owned(), reason });
         }
-        let manifest: Self = serde_json::from_slice(&text).map_err(|e| damaged(format!("is not a manifest: {e}")))?;
+        let manifest: Self = serde_json::from_slice(text).map_err(|e| damaged(format!("is not a manifest: {e}")))?;
         manifest.check().map_err(|error| damaged(error.to_string()))?;
         Ok(manifest)
     }

@@ -23,7 +23,7 @@ use crate::digest::{CheckpointDigests, Digest};
 use crate::error::{Error, Result};
 use crate::files::{remove_dir, rename_synced, sync_dir, to_le_bytes, write_synced};
 use crate::layout::{ELEMENT_BYTES, FileSpec, Layout, Moments};
-use crate::list::{name_of, partial_name, replaced_name};
+use crate::list::{checkpoint_name, partial_name, replaced_name};
 use crate::lock::ModelDirLock;
 use crate::manifest::{
     CheckpointMetadata, DocumentDigest, INDEX_FILE, JOB_FILE, LAYOUT_FILE, MANIFEST_FILE, Manifest, WriterEpoch,
@@ -166,7 +166,7 @@ impl Staging {
 
     fn move_into_place(&mut self) -> Result<PathBuf> {
         let dir = self.lock.model_dir();
-        let target = dir.join(name_of(self.step));
+        let target = dir.join(checkpoint_name(self.step));
         let old = dir.join(replaced_name(self.step, self.epoch));
         let replaces = millrace_roots::metadata(&target).is_ok();
         if replaces {

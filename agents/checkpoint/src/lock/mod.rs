@@ -195,11 +195,6 @@ impl ModelDirLock {
         self.owner.attempt
     }
 
-    /// Returns the number of attempts of other jobs in model_dir before the first attempt of this job.
-    pub const fn attempts_before(&self) -> u32 {
-        self.owner.before
-    }
-
     /// Returns the owner: this process.
     pub const fn owner(&self) -> &Owner {
         &self.owner

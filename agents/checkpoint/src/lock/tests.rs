@@ -130,7 +130,7 @@ fn higher_attempt_takes_over_and_lower_is_fenced() {
 fn next_job_restarts_attempts_while_model_dir_continues() {
     let dir = tempfile::tempdir().unwrap();
     let job = |uid: &str, attempt| acquire(dir.path(), &LockRequest::job(uid, attempt));
-    let counts = |lock: ModelDirLock| (lock.attempt(), lock.attempts_before());
+    let counts = |lock: ModelDirLock| (lock.attempt(), lock.owner().before);
     assert_eq!(counts(job("a", 1).unwrap()), (1, 0));
     assert_eq!(counts(job("a", 4).unwrap()), (4, 0));
     let owner = ModelDirLock::last_owner(dir.path()).unwrap().unwrap();
