@@ -12,6 +12,7 @@ use hyper_util::rt::TokioTimer;
 use ipnet::IpNet;
 use k8s_openapi::jiff::Timestamp;
 use kube::Resource;
+use millrace_bucket::BucketAddress;
 use millrace_control::WorkerPool;
 use millrace_control::shutdown::{shutdown_signals, wait_for_shutdown};
 use millrace_crds::{Appliance, ApplianceSpec};
@@ -26,7 +27,7 @@ use tracing::level_filters::LevelFilter;
 
 use crate::admission::AdmissionSchema;
 use crate::backend::Backend;
-use crate::blobs::bucket::{self, BucketAddress};
+use crate::blobs::bucket;
 use crate::blobs::{BlobFetcher, BlobStore, DEFAULT_MAX_BLOB_BYTES};
 use crate::compute::ComputePool;
 use crate::database_args::DatabaseArgs;

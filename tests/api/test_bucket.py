@@ -4,108 +4,22 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import boto3
 import httpx
 import pytest
 from blake3 import blake3
-from botocore.config import Config
 from harness import Reference, Serve, until
+from harness.bucket import BUCKET, PREFIX, Bucket
 from harness.common import PROGRAMS
 from harness.process import ProcessServer
-from moto.server import ThreadedMotoServer
 from test_uploaded_models import STEPS, write_model
 
 pytestmark = pytest.mark.needs("local paths")
 
 MIB = 1 << 20
-BUCKET = "uploads"
-PREFIX = "millrace/test"
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
-
-
-class Bucket:
-    """A bucket of an S3 server, which keeps its objects while it is stopped."""
-
-    def __init__(self) -> None:
-        self._port = free_port()
-        self.url = f"http://127.0.0.1:{self._port}"
-        self._server: ThreadedMotoServer | None = None
-        self.start()
-        self.client = self._client("s3")
-        self.client.create_bucket(Bucket=BUCKET)
-
-    def start(self) -> None:
-        self._server = ThreadedMotoServer("127.0.0.1", self._port, verbose=False)
-        self._server.start()
-
-    def stop(self) -> None:
-        if self._server:
-            self._server.stop()
-        self._server = None
-
-    def _client(self, service: str) -> Any:
-        return boto3.client(
-            service,
-            endpoint_url=self.url,
-            region_name="us-east-1",
-            aws_access_key_id="key",
-            aws_secret_access_key="secret",
-            config=Config(retries={"max_attempts": 0}),
-        )
-
-    def close(self) -> None:
-        if self._server is None:
-            self.start()
-        httpx.post(f"{self.url}/moto-api/reset", trust_env=False).raise_for_status()
-        self.stop()
-
-    def names(self, below: str = "") -> list[str]:
-        """Returns the names of all objects that contain a text."""
-        pages = self.client.get_paginator("list_objects_v2").paginate(Bucket=BUCKET)
-        names = [each["Key"] for page in pages for each in page.get("Contents", [])]
-        assert all(name.startswith(f"{PREFIX}/") for name in names), names
-        return [name for name in names if below in name]
-
-    def read(self, name: str) -> bytes:
-        return bytes(self.client.get_object(Bucket=BUCKET, Key=name)["Body"].read())
-
-    def write(self, name: str, content: bytes) -> None:
-        self.client.put_object(Bucket=BUCKET, Key=name, Body=content)
-
-    def require_credentials(self) -> dict[str, str]:
-        """Makes the server check credentials from now on; returns those that it accepts."""
-        iam = self._client("iam")
-        iam.create_user(UserName="server")
-        policy = '{"Version": "2012-10-17", "Statement": [{"Effect": "Allow", "Action": "*", "Resource": "*"}]}'
-        iam.put_user_policy(UserName="server", PolicyName="all", PolicyDocument=policy)
-        key = iam.create_access_key(UserName="server")["AccessKey"]
-        httpx.post(f"{self.url}/moto-api/reset-auth", content=b"0", trust_env=False).raise_for_status()
-        return {"AWS_ACCESS_KEY_ID": key["AccessKeyId"], "AWS_SECRET_ACCESS_KEY": key["SecretAccessKey"]}
-
-
-@pytest.fixture
-def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bucket]:
-    """A bucket, and its settings in the environment of the servers."""
-    made = Bucket()
-    for name in [name for name in os.environ if name.startswith("AWS_")]:
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("AWS_ENDPOINT_URL", made.url)
-    monkeypatch.setenv("AWS_REGION", "us-east-1")
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
-    yield made
-    made.close()
 
 
 @pytest.fixture
@@ -171,7 +85,7 @@ def test_upload_continues_after_bucket_and_server_were_down(bucket: Bucket, serv
     bucket.stop()
     answer = upload.append(9 * MIB, 20 * MIB)
     assert answer.status_code == 503, answer.text
-    assert "the bucket uploads of --blob-store does not respond" in answer.json()["detail"]
+    assert f"the bucket {BUCKET} of --blob-store does not respond" in answer.json()["detail"]
     bucket.start()
     assert upload.announce() == 9 * MIB
     server.kill()
@@ -223,7 +137,7 @@ def test_job_waits_for_objects_that_are_not_what_was_uploaded(
         answer = server.user.http.post(f"/v1/namespaces/{server.namespace}/trainjobs", json=body)
         detail = answer.json()["detail"]
         assert answer.status_code == 409, answer.text
-        assert f"the object {window} in the bucket uploads is missing or was changed" in detail, detail
+        assert f"the object {window} in the bucket {BUCKET} of --blob-store is missing or was changed" in detail, detail
     forget()
     job.resume()
 
@@ -257,7 +171,7 @@ def test_unusable_buckets_are_reported_at_the_start(
         assert done.returncode != 0 and says in done.stderr, done.stderr
     right = bucket.require_credentials()
     done = run_server("--blob-store", f"s3://{BUCKET}", home=tmp_path / "two")
-    assert done.returncode != 0 and "rejects the server's credentials" in done.stderr, done.stderr
+    assert done.returncode != 0 and "rejects the credentials" in done.stderr, done.stderr
     assert "secret" not in done.stderr
     for name, value in right.items():
         monkeypatch.setenv(name, value)

@@ -47,7 +47,7 @@ mod token_store;
 mod tokenizer;
 
 pub use arrays::ArrayProblem;
-pub use cache::CacheOutcome;
+pub use cache::{CacheOutcome, default_cache_dir};
 pub use dataset::{Dataset, ElementType, SampleInput};
 pub use encoder::{
     CsvProblem, CsvRows, EncoderLabels, EncoderSamples, Masking, SPECIAL_TOKENS, SpecialTokens, VocabularyProblem,

@@ -6,6 +6,7 @@ use std::time::SystemTime;
 
 use bytes::Bytes;
 use futures::{StreamExt as _, TryStreamExt as _};
+use millrace_bucket::Bucket;
 use millrace_params::{BlobDigest, LabelName};
 use object_store::memory::InMemory;
 use object_store::path::Path;
@@ -245,7 +246,8 @@ impl BucketCase {
 
     /// Returns the store of a server that was started again.
     fn store(&self, max_bytes: u64) -> BlobStore {
-        let storage = BucketStorage::new(self.objects.clone(), "uploads", Path::from("some/prefix"));
+        let storage =
+            BucketStorage::new(Bucket::new(self.objects.clone(), "the bucket uploads", Path::from("some/prefix")));
         BlobStore::with_storage(Arc::new(storage), max_bytes)
     }
 

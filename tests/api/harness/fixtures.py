@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from functools import cache
 from itertools import count
@@ -12,6 +13,7 @@ import pytest
 from millrace import Job
 
 from . import BACKEND, Reference, Serve, Server, serving
+from .bucket import Bucket
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -72,3 +74,15 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Refer
         return Reference.train(home / f"model_dir-{next(numbers)}", steps)
 
     return train
+
+
+@pytest.fixture
+def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bucket]:
+    """A bucket, and its settings in the environment of programs."""
+    made = Bucket()
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    for name, value in made.environment.items():
+        monkeypatch.setenv(name, value)
+    yield made
+    made.close()

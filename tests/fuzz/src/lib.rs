@@ -7,6 +7,7 @@
 
 #![forbid(unsafe_code)]
 
+mod bucket;
 mod cluster;
 mod disk;
 mod graph;
@@ -22,7 +23,7 @@ pub mod mutate;
 /// A target: its name, which is also its directory in `corpus/`, and the function that is run with an input.
 pub type Target = (&'static str, fn(&[u8]));
 
-pub const TARGETS: [Target; 33] = [
+pub const TARGETS: [Target; 34] = [
     ("params", cluster::params),
     ("trainjob", cluster::trainjob),
     ("record", cluster::record),
@@ -54,6 +55,7 @@ pub const TARGETS: [Target; 33] = [
     ("compressed", disk::compressed),
     ("tokenizer", disk::tokenizer),
     ("lines", lines::lines),
+    ("bucket", bucket::bucket),
     ("upload", rest::upload),
     ("body", rest::body),
 ];

@@ -46,6 +46,7 @@ const BOUNDARIES: &[Boundary] = &[
     Boundary { name: "millrace-data", workspace: &["params", "roots", "text"], forbidden: NO_IO },
     Boundary { name: "millrace-loader", workspace: &["data"], forbidden: NO_IO },
     Boundary { name: "millrace-checkpoint", workspace: &["emulator", "roots"], forbidden: NO_IO },
+    Boundary { name: "millrace-bucket", workspace: &["checkpoint", "roots"], forbidden: &[KUBERNETES, SQL] },
     Boundary { name: "millrace-telemetry", workspace: &["outcome", "roots"], forbidden: NO_IO },
     Boundary { name: "millrace-traces", workspace: &[], forbidden: &[KUBERNETES, SQL] },
     Boundary {
@@ -57,6 +58,7 @@ const BOUNDARIES: &[Boundary] = &[
     Boundary {
         name: "millrace-agents",
         workspace: &[
+            "bucket",
             "checkpoint",
             "data",
             "emulator",
@@ -89,6 +91,7 @@ const BOUNDARIES: &[Boundary] = &[
         name: "millrace-api",
         workspace: &[
             "agents",
+            "bucket",
             "checkpoint",
             "cluster",
             "control",
@@ -110,6 +113,7 @@ const BOUNDARIES: &[Boundary] = &[
         name: "millrace-fuzz",
         workspace: &[
             "api",
+            "bucket",
             "checkpoint",
             "control",
             "crds",

@@ -23,6 +23,7 @@ const UNSAFE_CRATES: &[(&str, &str)] = &[
 const PANICKING_CRATES: &[(&str, &str)] = &[("millrace-fuzz", "a fuzz target fails by a panic")];
 /// Crates whose public items are all documented (docs/style.md).
 const DOCUMENTED_CRATES: &[&str] = &[
+    "millrace-bucket",
     "millrace-checkpoint",
     "millrace-crds",
     "millrace-emulator",

@@ -68,6 +68,15 @@ impl CacheDir {
     }
 }
 
+/// Returns the directory for what can be fetched or computed again, `$XDG_CACHE_HOME/millrace` or `~/.cache/millrace`;
+/// `None` if the environment names none.
+pub fn default_cache_dir() -> Option<PathBuf> {
+    match CacheDir::from_environment(None) {
+        CacheDir::Required(path) | CacheDir::Preferred(path) => Some(path),
+        CacheDir::Disabled => None,
+    }
+}
+
 /// Computes the tokens and sends them to the given sink. May be called again if the sink failed.
 pub(crate) type TokenBuilder<'a> = dyn FnMut(&mut TokenSink) -> Result<(), DataError> + 'a;
 

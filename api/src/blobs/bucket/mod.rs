@@ -18,7 +18,6 @@ mod error;
 mod inventory;
 mod names;
 mod reader;
-mod settings;
 mod upload;
 
 use std::sync::Arc;
@@ -26,10 +25,11 @@ use std::time::{Duration, SystemTime};
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use futures::{StreamExt as _, TryStreamExt as _};
+use millrace_bucket::{Bucket, BucketAddress, BucketError};
 use millrace_params::LabelName;
+use millrace_protocol::error_chain;
+use object_store::ObjectMeta;
 use object_store::path::Path;
-use object_store::{ObjectMeta, ObjectStore, ObjectStoreExt as _};
 use tokio::sync::Semaphore;
 
 use super::storage::{BlobAddress, BlobReader, BlobStorage, BlobUpload, ReceivedBytes, StoredBlob};
@@ -39,7 +39,6 @@ use error::{changed, unavailable};
 use inventory::{Inventory, StoredObjects};
 use names::BlobNames;
 use reader::WindowReader;
-pub use settings::{BucketAddress, BucketError, connect};
 use upload::BucketUpload;
 
 /// Uploads that are received at the same time; others wait. Each has up to three windows in memory.
@@ -52,10 +51,7 @@ const TOUCH_INTERVAL: Duration = Duration::from_secs(3600);
 /// Blobs in a bucket. Clones share the connections.
 #[derive(Clone)]
 pub struct BucketStorage {
-    objects: Arc<dyn ObjectStore>,
-    /// Name of the bucket, for messages.
-    bucket: Arc<str>,
-    prefix: Path,
+    bucket: Bucket,
     inventory: Arc<Inventory>,
     uploads: Arc<Semaphore>,
     reads: Arc<Semaphore>,
@@ -68,13 +64,27 @@ struct CompleteBlob {
     last_use: SystemTime,
 }
 
+/// Connects to the bucket of `--blob-store`. One that does not respond at present is no error.
+///
+/// # Errors
+/// The settings can't be used, the bucket does not exist, or it rejects the credentials.
+pub async fn connect(address: &BucketAddress) -> Result<BucketStorage, BucketError> {
+    let label = format!("the bucket {} of --blob-store", address.bucket());
+    let (bucket, no_response) = Bucket::connect(address, &label).await?;
+    if !bucket.is_encrypted() {
+        tracing::warn!("uploads are sent to {label} in the clear, because its endpoint begins with http://");
+    }
+    if let Some(error) = no_response {
+        tracing::warn!("{}", error_chain(&error));
+    }
+    Ok(BucketStorage::new(bucket))
+}
+
 impl BucketStorage {
-    /// Stores blobs below `prefix` of the bucket that `objects` has access to.
-    pub fn new(objects: Arc<dyn ObjectStore>, bucket: &str, prefix: Path) -> Self {
+    /// Stores blobs below the prefix of `bucket`.
+    pub fn new(bucket: Bucket) -> Self {
         Self {
-            objects,
-            bucket: bucket.into(),
-            prefix,
+            bucket,
             inventory: Arc::default(),
             uploads: Arc::new(Semaphore::new(MAX_ACTIVE_UPLOADS)),
             reads: Arc::new(Semaphore::new(MAX_ACTIVE_READS)),
@@ -82,13 +92,12 @@ impl BucketStorage {
     }
 
     fn names(&self, (namespace, digest): &BlobAddress) -> BlobNames {
-        BlobNames::new(&self.prefix, namespace, digest)
+        BlobNames::new(self.bucket.prefix(), namespace, digest)
     }
 
     /// Lists the objects below `prefix`.
     async fn objects_below(&self, prefix: &Path) -> Result<Vec<ObjectMeta>> {
-        let listed = self.objects.list(Some(prefix)).try_collect().await;
-        listed.map_err(|error| unavailable(&self.bucket, error))
+        self.bucket.list(prefix).await.map_err(unavailable)
     }
 
     /// Lists the objects of a blob.
@@ -102,33 +111,17 @@ impl BucketStorage {
     }
 
     async fn put(&self, path: &Path, content: Bytes) -> Result<()> {
-        let put = self.objects.put(path, content.into()).await;
-        put.map(drop).map_err(|error| unavailable(&self.bucket, error))
+        self.bucket.put(path, content).await.map_err(unavailable)
     }
 
     /// Reads an object of `bytes` bytes; `None` if there is none, or if it has another length.
     async fn get(&self, path: &Path, bytes: u64) -> Result<Option<Bytes>> {
-        let found = match self.objects.get(path).await {
-            Err(error) if error::is_missing_object(&error) => return Ok(None),
-            found => found.map_err(|error| unavailable(&self.bucket, error))?,
-        };
-        if found.meta.size != bytes {
-            return Ok(None);
-        }
-        let content = found.bytes().await.map_err(|error| unavailable(&self.bucket, error))?;
-        Ok(Some(content).filter(|content| content.len() as u64 == bytes))
+        let found = self.bucket.get(path, bytes).await.map_err(unavailable)?;
+        Ok(found.map(|(content, _)| content).filter(|content| content.len() as u64 == bytes))
     }
 
     async fn delete(&self, paths: Vec<Path>) -> Result<()> {
-        let paths = futures::stream::iter(paths.into_iter().map(Ok)).boxed();
-        let mut deleted = self.objects.delete_stream(paths);
-        while let Some(deleted) = deleted.next().await {
-            match deleted {
-                Err(error) if !error::is_missing_object(&error) => return Err(unavailable(&self.bucket, error)),
-                _ => {}
-            }
-        }
-        Ok(())
+        self.bucket.delete(paths).await.map_err(unavailable)
     }
 
     /// Finds a complete blob; `None` if it is not complete.
@@ -137,11 +130,12 @@ impl BucketStorage {
         let Some(object) = self.objects_below(&names.complete_dir()).await?.into_iter().next() else {
             return Ok(None);
         };
-        let bytes = names.complete_bytes(&object.location).ok_or_else(|| changed(&self.bucket, &object.location))?;
+        let bytes =
+            names.complete_bytes(&object.location).ok_or_else(|| changed(self.bucket.label(), &object.location))?;
         let content = self.get(&object.location, WindowHashes::encoded_bytes(bytes)).await?;
         let hashes = content.and_then(|content| WindowHashes::decode(&content, bytes));
         let hashes = hashes.filter(|hashes| super::is_digest_of(&blob.1, &hashes.root()));
-        let hashes = hashes.ok_or_else(|| changed(&self.bucket, &object.location))?;
+        let hashes = hashes.ok_or_else(|| changed(self.bucket.label(), &object.location))?;
         Ok(Some(CompleteBlob { bytes, hashes, last_use: object.last_modified.into() }))
     }
 
@@ -177,9 +171,8 @@ impl BucketStorage {
 #[async_trait]
 impl BlobStorage for BucketStorage {
     async fn namespaces(&self) -> Result<Vec<LabelName>> {
-        let listed = self.objects.list_with_delimiter(Some(&self.prefix)).await;
-        let listed = listed.map_err(|error| unavailable(&self.bucket, error))?;
-        let names = listed.common_prefixes.iter().filter_map(|path| path.parts().next_back());
+        let listed = self.bucket.directories().await.map_err(unavailable)?;
+        let names = listed.iter().filter_map(|path| path.parts().next_back());
         Ok(names.filter_map(|name| LabelName::new(name.as_ref()).ok()).collect())
     }
 
@@ -187,9 +180,9 @@ impl BlobStorage for BucketStorage {
         if let Some(known) = self.inventory.fresh(namespace) {
             return Ok(known);
         }
-        let dir = self.prefix.clone().join(namespace.as_str());
+        let dir = self.bucket.prefix().clone().join(namespace.as_str());
         let objects = self.objects_below(&dir).await?;
-        Ok(self.inventory.update(namespace, names::group(&self.prefix, namespace, objects)))
+        Ok(self.inventory.update(namespace, names::group(self.bucket.prefix(), namespace, objects)))
     }
 
     async fn touch(&self, blob: &BlobAddress) -> Result<Option<u64>> {

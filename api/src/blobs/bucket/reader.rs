@@ -58,14 +58,14 @@ impl WindowReader {
         let place = self.storage.reads.clone().acquire_owned().await;
         let place = place.map_err(|error| ApiError::internal("read an upload", error))?;
         let path = self.names.root();
-        let hash = self.hashes.get(number).ok_or_else(|| changed(&self.storage.bucket, path))?;
+        let hash = self.hashes.get(number).ok_or_else(|| changed(self.storage.bucket.label(), path))?;
         let path = self.names.window(number, &hash);
         let content = self.storage.get(&path, window_bytes(self.bytes, number)).await?;
-        let content = content.ok_or_else(|| changed(&self.storage.bucket, &path))?;
+        let content = content.ok_or_else(|| changed(self.storage.bucket.label(), &path))?;
         let (bytes, hashed) = (self.bytes, content.clone());
         let found = tokio::task::spawn_blocking(move || window_hash(bytes, number, &hashed)).await;
         if found.map_err(|error| ApiError::internal("verify an upload", error))? != hash {
-            return Err(changed(&self.storage.bucket, &path));
+            return Err(changed(self.storage.bucket.label(), &path));
         }
         let inside = usize::try_from(position % WINDOW_BYTES).unwrap_or(usize::MAX).min(content.len());
         Ok(OpenWindow { rest: content.slice(inside..), _place: place })
