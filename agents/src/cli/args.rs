@@ -94,7 +94,7 @@ pub enum CliCommand {
 #[derive(Clone, Debug, Args)]
 #[command(rename_all = "snake_case")]
 pub struct GenerateArgs {
-    /// Directory of the checkpoint, or of a run: its newest checkpoint
+    /// Directory of the checkpoint, or of a run: its newest checkpoint; also s3://BUCKET/RUN
     #[arg(short, long, value_name = "DIR")]
     pub checkpoint: PathBuf,
     /// Text to continue; by default an empty document
@@ -289,7 +289,7 @@ pub struct RunArgs {
     pub target: Option<String>,
     #[command(flatten)]
     pub job: JobArgs,
-    /// Directory of checkpoints, metrics and logs; ./model_dir by default
+    /// Directory of checkpoints, metrics and logs, or s3://BUCKET/RUN; ./model_dir by default
     #[arg(short = 'o', long, value_name = "DIR")]
     pub model_dir: Option<String>,
     /// Step to train to, counted from step 0
@@ -298,7 +298,7 @@ pub struct RunArgs {
     /// Number of batches of an evaluation
     #[arg(long, value_name = "N")]
     pub eval_steps: Option<u64>,
-    /// Checkpoint to start from; by default the newest of model_dir
+    /// Checkpoint to start from, also in a bucket; by default the newest of model_dir
     #[arg(long, value_name = "DIR")]
     pub checkpoint_path: Option<String>,
     /// States of the checkpoint to load: all, or a list of model, optimizer, dataloader, lr_scheduler, global_step

@@ -7,6 +7,7 @@ use millrace_checkpoint::{Checkpoint, export_weights, verify};
 use millrace_params::JobSpec;
 
 use super::args::{CheckpointCommand, WeightFormat};
+use super::bucket::local_checkpoint;
 use super::error::CliError;
 use super::import::import;
 use crate::checkpoint_tokenizer;
@@ -17,9 +18,11 @@ use crate::launch::Exit;
 
 pub fn run(command: &CheckpointCommand) -> Result<Exit, CliError> {
     match command {
-        CheckpointCommand::Info { dir, json } => info(dir, *json),
-        CheckpointCommand::Verify { dir } => verify_all(dir),
-        CheckpointCommand::Export { dir, to, out, tokenizer } => export(dir, *to, out, tokenizer.as_deref()),
+        CheckpointCommand::Info { dir, json } => info(&local_checkpoint(dir)?, *json),
+        CheckpointCommand::Verify { dir } => verify_all(&local_checkpoint(dir)?),
+        CheckpointCommand::Export { dir, to, out, tokenizer } => {
+            export(&local_checkpoint(dir)?, *to, out, tokenizer.as_deref())
+        }
         CheckpointCommand::Import { path, from, model_dir, params, machine } => {
             import(path, *from, model_dir.clone(), params, machine)
         }

@@ -18,6 +18,7 @@ use millrace_emulator::kernels::Simd;
 use millrace_params::JobSpec;
 
 use super::args::GenerateArgs;
+use super::bucket::local_checkpoint;
 use super::error::CliError;
 use crate::checkpoint_tokenizer;
 use crate::error::AgentError;
@@ -39,7 +40,7 @@ pub fn run(flags: &GenerateArgs) -> Result<Exit, CliError> {
     };
     let threads = flags.threads.map_or_else(host::cores, usize::from);
     let resources = GenerationResources { threads, simd, max_bytes: u64::MAX };
-    let checkpoint = open(&flags.checkpoint)?;
+    let checkpoint = open(&local_checkpoint(&flags.checkpoint)?)?;
     let job = JobSpec::from_json(checkpoint.job()).map_err(|error| {
         AgentError::local(error).context(format!("can't read the job of {}", checkpoint.path().display()))
     })?;

@@ -5,6 +5,7 @@
 //!   anything is written.
 
 mod args;
+mod bucket;
 mod check;
 mod checkpoint;
 mod data;

@@ -3,8 +3,10 @@
 use std::path::Path;
 
 use millrace_params::RunSpec;
+use tokio::sync::watch;
 
 use super::args::RunArgs;
+use super::bucket::{self, BucketRun};
 use super::check::{check_datasets, check_memory, check_storage, epoch};
 use super::error::CliError;
 use super::job::{PreparedJob, prepare_phases, read_params};
@@ -15,7 +17,7 @@ use crate::launch::{Exit, LaunchDocument, LocalRun, run_local};
 /// Runs the job of `flags`, one phase after the other. `mode` is the mode on the command line, if any.
 pub fn run(flags: &RunArgs, mode: Option<&str>) -> Result<Exit, CliError> {
     let overrides = flags.overrides(mode.map(str::to_owned));
-    let phases = prepare_phases(&flags.job, &overrides, read_params(&flags.job.params)?)?;
+    let mut phases = prepare_phases(&flags.job, &overrides, read_params(&flags.job.params)?)?;
     check_isa(flags)?;
     let is_set = |flag: fn(&RunSpec) -> bool| phases.iter().any(|phase| flag(&phase.resolved.job.run));
     if is_set(|run| run.compile_only) {
@@ -26,17 +28,33 @@ pub fn run(flags: &RunArgs, mode: Option<&str>) -> Result<Exit, CliError> {
         check_memory(phase)?;
         phase.plan.check_streamable()?;
     }
-    let next = next_phase(&phases)?;
-    check_storage(&phases[next], flags)?;
     if is_set(|run| run.validate_only) {
-        return validate(&phases);
+        return validate(flags, &phases);
     }
-    phases.iter().try_for_each(check_datasets)?;
-    run_phases(flags, phases, next)
+    let bucket_run = BucketRun::open(&mut phases)?;
+    let has_ended = bucket_run.as_ref().map(BucketRun::has_ended);
+    let run = || {
+        let next = next_phase(&phases)?;
+        check_storage(&phases[next], flags)?;
+        phases.iter().try_for_each(check_datasets)?;
+        run_phases(flags, phases, next, has_ended)
+    };
+    match (run(), bucket_run) {
+        (exit, None) => exit,
+        (Ok(exit), Some(bucket_run)) => bucket_run.finish(exit),
+        (Err(error), Some(bucket_run)) => bucket_run.finish(Exit::Failed).and(Err(error)),
+    }
 }
 
-/// Inspects the data of all phases, and prints that the params are valid.
-fn validate(phases: &[PreparedJob]) -> Result<Exit, CliError> {
+/// Checks the storage, inspects the data of all phases, and prints that the params are valid.
+fn validate(flags: &RunArgs, phases: &[PreparedJob]) -> Result<Exit, CliError> {
+    let is_in_bucket = match phases {
+        [first, ..] => bucket::check(&first.resolved.job.run)?,
+        [] => false,
+    };
+    if !is_in_bucket {
+        check_storage(&phases[next_phase(phases)?], flags)?;
+    }
     for (number, phase) in phases.iter().enumerate() {
         epoch(phase)?;
         phase.print_notes();
@@ -50,8 +68,13 @@ fn validate(phases: &[PreparedJob]) -> Result<Exit, CliError> {
     Ok(Exit::Success)
 }
 
-/// Runs the phases from `next` on. Ends with the first that does not succeed.
-fn run_phases(flags: &RunArgs, phases: Vec<PreparedJob>, next: usize) -> Result<Exit, CliError> {
+/// Runs the phases from `next` on. Ends with the first that does not succeed, or when `stop` becomes true.
+fn run_phases(
+    flags: &RunArgs,
+    phases: Vec<PreparedJob>,
+    next: usize,
+    stop: Option<watch::Receiver<bool>>,
+) -> Result<Exit, CliError> {
     let count = phases.len();
     for (index, phase) in phases.into_iter().enumerate().skip(next) {
         if count > 1 {
@@ -63,7 +86,7 @@ fn run_phases(flags: &RunArgs, phases: Vec<PreparedJob>, next: usize) -> Result<
         }
         let mut run = local_run(flags, phase);
         run.launch.precedes_phase = index + 1 < count;
-        match run_local(run) {
+        match run_local(run, stop.clone()) {
             Exit::Success => {}
             exit => return Ok(exit),
         }

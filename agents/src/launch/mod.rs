@@ -13,7 +13,7 @@
 //!         return exit;
 //!     }
 //!     let launch = std::fs::read_to_string("launch.json").expect("a launch document");
-//!     run_local(LocalRun::new(LaunchDocument::from_json(&launch).expect("JSON of a launch"))).into()
+//!     run_local(LocalRun::new(LaunchDocument::from_json(&launch).expect("JSON of a launch")), None).into()
 //! }
 //! ```
 //!

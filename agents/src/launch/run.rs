@@ -9,7 +9,7 @@ use millrace_engine::types::AgentId;
 use millrace_protocol::journal::JournalEndpoint;
 use millrace_protocol::proto::StopRequest;
 use tokio::signal::unix::{SignalKind, signal};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 use tokio::time::{Sleep, sleep};
 
 use super::children::{ChildEvent, Children};
@@ -19,12 +19,12 @@ use super::supervise::{ProcessExit, RunExit, Supervisor, SupervisorCommand, Supe
 use super::{Exit, LaunchError, LocalRun};
 
 /// Runs a job to its end. Blocks. Prints progress to standard output and logs to standard error; ends the job
-/// gracefully on SIGINT, SIGTERM and SIGHUP.
-pub fn run_local(run: LocalRun) -> Exit {
+/// gracefully on SIGINT, SIGTERM and SIGHUP, and when `stop` becomes true.
+pub fn run_local(run: LocalRun, stop: Option<watch::Receiver<bool>>) -> Exit {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let ended = runtime.map_err(LaunchError::system("start an async runtime")).and_then(|runtime| {
         runtime.block_on(async {
-            let interrupts = interrupts()?;
+            let interrupts = interrupts(stop)?;
             supervise(&run, interrupts).await
         })
     });
@@ -39,13 +39,20 @@ pub fn run_local(run: LocalRun) -> Exit {
     })
 }
 
-/// Returns a receiver of a message for every SIGINT, SIGTERM and SIGHUP from now on.
-fn interrupts() -> Result<mpsc::UnboundedReceiver<()>, LaunchError> {
+/// Returns a receiver of a message for every SIGINT, SIGTERM and SIGHUP from now on, and for `stop` when it is true.
+fn interrupts(stop: Option<watch::Receiver<bool>>) -> Result<mpsc::UnboundedReceiver<()>, LaunchError> {
     let (sender, receiver) = mpsc::unbounded_channel();
     for kind in [SignalKind::interrupt(), SignalKind::terminate(), SignalKind::hangup()] {
         let mut signals = signal(kind).map_err(LaunchError::system("listen for signals"))?;
         let sender = sender.clone();
         tokio::spawn(async move { while signals.recv().await.is_some() && sender.send(()).is_ok() {} });
+    }
+    if let Some(mut stop) = stop {
+        tokio::spawn(async move {
+            if stop.wait_for(|stop| *stop).await.is_ok() {
+                let _ = sender.send(());
+            }
+        });
     }
     Ok(receiver)
 }
