@@ -36,7 +36,8 @@ use crate::files::{DEFAULT_MAX_EXPORT_BYTES, DEFAULT_MAX_GENERATION_BYTES};
 use crate::kubernetes::{self, BlobSettings, KubernetesAuthorizer, KubernetesBackend};
 use crate::metrics::ServerMetrics;
 use crate::process::{
-    ProcessBackend, ProcessSettings, ServerDirectories, ServerVolume, VOLUME_SYNTAX, all_volumes, parse_volume,
+    BucketModelDirs, ProcessBackend, ProcessSettings, ServerDirectories, ServerVolume, VOLUME_SYNTAX, all_volumes,
+    parse_volume,
 };
 use crate::rest::{
     AppState, AuthMode, RequestLimiter, TrustedProxies, delete_expired_sessions, metrics_router, router,
@@ -116,6 +117,10 @@ pub struct ServeArgs {
     /// directory if omitted
     #[arg(long, env = "MILLRACE_BLOB_STORE", value_name = "s3://BUCKET/PREFIX")]
     blob_store: Option<BucketAddress>,
+    /// Bucket in which the model_dirs of jobs are stored, except those on volumes, with the settings of the environment
+    /// (AWS_*); agents work in copies in the data directory. Not used on Kubernetes
+    #[arg(long, env = "MILLRACE_MODEL_DIR_STORE", value_name = "s3://BUCKET/PREFIX")]
+    model_dir_store: Option<BucketAddress>,
     /// Interpreter that reads Python datasets of jobs, with the rights of this server's user. If omitted, it is that of
     /// the client, and only this server's user may submit such jobs, without a token
     #[arg(long, value_name = "PATH")]
@@ -348,6 +353,10 @@ async fn start_process_backend(
     millrace_roots::restrict_process(directories.roots()).context("can't use a directory of the server")?;
     let blobs = blob_store(args, directories.blobs()).await?;
     let fetcher = args.blob_store.as_ref().map(|_| BlobFetcher::new(blobs.clone(), directories.blobs()));
+    let model_dirs = match &args.model_dir_store {
+        Some(address) => Some(BucketModelDirs::connect(address.clone(), directories.data.join("model_dirs")).await?),
+        None => None,
+    };
     let local = ProcessBackend::start(
         store.clone(),
         ProcessSettings {
@@ -359,6 +368,7 @@ async fn start_process_backend(
             generation_bytes: args.max_generation_bytes,
             blobs,
             fetcher,
+            model_dirs,
             python: args.python.clone(),
         },
     )

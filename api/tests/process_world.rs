@@ -59,7 +59,8 @@ async fn process_world_keeps_the_contract() {
     let objects = Arc::new(ObjectStore::new(Store::open(&url, StoreOptions::default()).await.unwrap()));
     objects.ensure_appliance(Appliance::new("default", ApplianceSpec::default()), &claim).await.unwrap();
     let (reconcile_requests, _received) = mpsc::unbounded_channel();
-    let world = ProcessWorld::new(objects.clone(), directories.clone(), None, None, reconcile_requests).await.unwrap();
+    let world =
+        ProcessWorld::new(objects.clone(), directories.clone(), None, None, None, reconcile_requests).await.unwrap();
     conformance::check_world(&ProcessFixture { world, objects, directories }).await;
 }
 

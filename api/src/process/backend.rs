@@ -21,6 +21,7 @@ use millrace_store::{NamespaceVersion, Store};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 
+use super::bucket_model_dirs::BucketModelDirs;
 use super::claim::DataDirClaim;
 use super::directories::ServerDirectories;
 use super::fetching_site::FetchingSite;
@@ -67,6 +68,8 @@ pub struct ProcessSettings {
     pub blobs: BlobStore,
     /// Fetches them into the server's directories; `None` if they are stored there.
     pub fetcher: Option<BlobFetcher>,
+    /// Uploads model_dirs to a bucket; `None` if they are only in the server's directories.
+    pub model_dirs: Option<BucketModelDirs>,
     /// Interpreter of Python datasets; `None` for that of the client.
     pub python: Option<PathBuf>,
 }
@@ -111,6 +114,7 @@ impl ProcessBackend {
             generation_bytes,
             blobs,
             fetcher,
+            model_dirs,
             python,
         } = settings;
         let claim = DataDirClaim::acquire(&directories.data, holds_database)?;
@@ -125,8 +129,8 @@ impl ProcessBackend {
             Some(fetcher) => Arc::new(FetchingSite::new(directories.clone(), fetcher.clone())),
             None => Arc::new(directories.clone()),
         };
-        let world =
-            ProcessWorld::new(objects.clone(), directories, python, fetcher, reconcile_requests.clone()).await?;
+        let requests = reconcile_requests.clone();
+        let world = ProcessWorld::new(objects.clone(), directories, python, fetcher, model_dirs, requests).await?;
         let world = Arc::new(world);
         let (jobs, appliances) = (objects.watch_jobs().await?, objects.watch_appliances().await?);
         let deleted = objects.deleted_jobs();

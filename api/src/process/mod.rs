@@ -8,6 +8,7 @@
 //! ```
 
 mod backend;
+mod bucket_model_dirs;
 mod claim;
 mod directories;
 mod fetching_site;
@@ -22,6 +23,7 @@ mod volumes;
 mod world;
 
 pub use backend::{ProcessBackend, ProcessSettings};
+pub use bucket_model_dirs::BucketModelDirs;
 pub use claim::DataDirClaim;
 pub use directories::ServerDirectories;
 pub use objects::{NewObject, ObjectStore};

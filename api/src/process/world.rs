@@ -9,6 +9,7 @@ use k8s_openapi::jiff::Timestamp;
 use kube::ResourceExt;
 use kube::runtime::reflector::ObjectRef;
 use millrace_agents::launch::{LocalRun, ProcessGroup};
+use millrace_bucket::CopyEvent;
 use millrace_control::launch::launch;
 use millrace_control::record::ResolvedJobError;
 use millrace_control::report::report_from_outcome;
@@ -23,6 +24,7 @@ use millrace_store::Store;
 use millrace_telemetry::journal::AttemptOutcome;
 use tokio::sync::mpsc::UnboundedSender;
 
+use super::bucket_model_dirs::{BucketModelDirs, event_reason};
 use super::directories::ServerDirectories;
 use super::objects::ObjectStore;
 use super::observe::{lost_coordinator, observed_agent};
@@ -48,6 +50,8 @@ pub struct ProcessWorld {
     pub python: Option<PathBuf>,
     /// Fetches uploads from the bucket; `None` if the server's directories have them.
     pub fetcher: Option<BlobFetcher>,
+    /// Uploads model_dirs to a bucket; `None` if they are only in the server's directories.
+    pub model_dirs: Option<BucketModelDirs>,
     reconcile_requests: UnboundedSender<ObjectRef<TrainJob>>,
     process_groups: Mutex<HashMap<String, RunningAttempt>>,
 }
@@ -80,6 +84,7 @@ impl ProcessWorld {
         directories: ServerDirectories,
         python: Option<PathBuf>,
         fetcher: Option<BlobFetcher>,
+        model_dirs: Option<BucketModelDirs>,
         reconcile_requests: UnboundedSender<ObjectRef<TrainJob>>,
     ) -> Result<Self, ApiError> {
         let mut running_attempts = HashMap::new();
@@ -95,7 +100,7 @@ impl ProcessWorld {
             }
         }
         let process_groups = Mutex::new(running_attempts);
-        Ok(Self { objects, directories, python, fetcher, reconcile_requests, process_groups })
+        Ok(Self { objects, directories, python, fetcher, model_dirs, reconcile_requests, process_groups })
     }
 
     fn running_attempts(&self) -> MutexGuard<'_, HashMap<String, RunningAttempt>> {
@@ -110,6 +115,7 @@ impl ProcessWorld {
     pub fn end_deleted(self: &Arc<Self>, uid: &str) {
         let Some(group) = self.running_attempt(uid).and_then(|running| running.process_group) else {
             self.running_attempts().remove(uid);
+            self.finish_model_dir(uid);
             return;
         };
         group.terminate();
@@ -117,6 +123,7 @@ impl ProcessWorld {
         tokio::spawn(async move {
             kill_after(&group, DELETION_GRACE_SECONDS).await;
             drop(world.running_attempts().remove(&uid));
+            world.finish_model_dir(&uid);
         });
     }
 
@@ -125,10 +132,41 @@ impl ProcessWorld {
         let groups: Vec<Arc<ProcessGroup>> =
             self.running_attempts().values().filter_map(|running| running.process_group.clone()).collect();
         groups.iter().for_each(|group| group.terminate());
-        let all_ended = futures::future::join_all(groups.iter().map(|group| group.wait()));
+        let all_ended = async {
+            futures::future::join_all(groups.iter().map(|group| group.wait())).await;
+            if let Some(model_dirs) = &self.model_dirs {
+                model_dirs.shut_down().await;
+            }
+        };
         if tokio::time::timeout(timeout, all_ended).await.is_err() {
-            tracing::warn!("some agents have not ended within {} s and are killed", timeout.as_secs());
+            let seconds = timeout.as_secs();
+            tracing::warn!("not all agents have ended, or files were uploaded, within {seconds} s; agents are killed");
         }
+    }
+
+    /// Uploads the rest of the model_dir of a job that has finished or was deleted.
+    fn finish_model_dir(&self, uid: &str) {
+        if let Some(model_dirs) = &self.model_dirs {
+            model_dirs.finish(uid);
+        }
+    }
+
+    /// Makes sure that the files of the job's model_dir are in the server's directories, within [`FETCH_TIMEOUT`].
+    async fn open_model_dir(&self, uid: &str, launch: &LaunchDocument) -> Result<(), Ended<Self>> {
+        let Some(model_dirs) = &self.model_dirs else { return Ok(()) };
+        let (objects, job) = (self.objects.clone(), uid.to_owned());
+        let report = move |event: CopyEvent| {
+            let Some(reason) = event_reason(&event) else { return };
+            let (objects, job) = (objects.clone(), job.clone());
+            tokio::spawn(async move {
+                if let Err(error) = objects.add_event(&job, event.is_warning(), reason, &event.to_string()).await {
+                    tracing::warn!(uid = %job, "can't publish the event {reason}: {}", error_chain(&error));
+                }
+            });
+        };
+        let max_checkpoints = launch.job.run.max_checkpoints.and_then(|max| usize::try_from(max).ok()).unwrap_or(0);
+        let opened = model_dirs.open(uid, &launch.model_dir, max_checkpoints, Arc::new(report), FETCH_TIMEOUT).await;
+        opened.map_err(|error| Ended::<Self>::Uploads(error.into()))
     }
 
     /// Adds an event to a new job that resumes from the checkpoint of an earlier job without having named it.
@@ -149,6 +187,7 @@ impl ProcessWorld {
         if let Some(model_dir) = model_dir_of(status).filter(|_| finishes) {
             let uid = decided.uid().unwrap_or_default();
             copy_journal_files(self.objects.store(), &uid, model_dir).await;
+            self.finish_model_dir(&uid);
         }
     }
 
@@ -268,6 +307,7 @@ impl World for ProcessWorld {
         }
         self.fetch_uploads(attempt.job).await?;
         let run = self.local_run(attempt, &uid).map_err(|error| Ended::<Self>::Refused(error.into()))?;
+        self.open_model_dir(&uid, &run.launch).await?;
         if attempt.number == 1 {
             self.report_earlier_checkpoint(&uid, &run.launch).await;
         }

@@ -19,6 +19,8 @@ use crate::world::{JobSite, ModelDirLocation};
 
 /// Maximum number of notes in a record, as in the definition of a TrainJob.
 const MAX_NOTES: usize = 64;
+/// Beginning of the address of a bucket.
+const BUCKET_SCHEME: &str = "s3://";
 
 /// Resolves and plans `job` on an appliance, in the world of `site`. Returns its `record`, or the record that it would
 /// get, and the needs of an attempt of its current phase on `num_csx` systems.
@@ -137,6 +139,11 @@ fn resolve_phases(
         }
         if phase.job.run.compile_only || phase.job.run.validate_only {
             return Err(InvalidJob::LocalOnly.into());
+        }
+        let run = &phase.job.run;
+        let paths = [&run.model_dir, &run.summary_dir].into_iter().chain(&run.checkpoint_path);
+        if let Some(path) = paths.into_iter().find(|path| path.starts_with(BUCKET_SCHEME)) {
+            return Err(InvalidJob::BucketPath(path.clone()).into());
         }
     }
     Ok(phases)

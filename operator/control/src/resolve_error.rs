@@ -57,6 +57,12 @@ pub enum InvalidJob {
          cluster"
     )]
     LocalOnly,
+    /// Its params name a bucket.
+    #[error(
+        "{0} is the address of a bucket, which only a local run can use: name a directory; an administrator decides \
+         whether model_dirs are stored in a bucket"
+    )]
+    BucketPath(String),
     /// The world of the control loop can't provide a path of the job.
     #[error(transparent)]
     Site(SiteError),
