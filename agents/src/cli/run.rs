@@ -31,12 +31,19 @@ pub fn run(flags: &RunArgs, mode: Option<&str>) -> Result<Exit, CliError> {
     if is_set(|run| run.validate_only) {
         return validate(flags, &phases);
     }
+    let is_in_bucket = is_in_bucket(&phases)?;
+    if is_in_bucket {
+        // Bad data is rejected before anything is written to the bucket.
+        phases.iter().try_for_each(check_datasets)?;
+    }
     let bucket_run = BucketRun::open(&mut phases)?;
     let has_ended = bucket_run.as_ref().map(BucketRun::has_ended);
     let run = || {
         let next = next_phase(&phases)?;
         check_storage(&phases[next], flags)?;
-        phases.iter().try_for_each(check_datasets)?;
+        if !is_in_bucket {
+            phases.iter().try_for_each(check_datasets)?;
+        }
         run_phases(flags, phases, next, has_ended)
     };
     match (run(), bucket_run) {
@@ -48,11 +55,7 @@ pub fn run(flags: &RunArgs, mode: Option<&str>) -> Result<Exit, CliError> {
 
 /// Checks the storage, inspects the data of all phases, and prints that the params are valid.
 fn validate(flags: &RunArgs, phases: &[PreparedJob]) -> Result<Exit, CliError> {
-    let is_in_bucket = match phases {
-        [first, ..] => bucket::check(&first.resolved.job.run)?,
-        [] => false,
-    };
-    if !is_in_bucket {
+    if !is_in_bucket(phases)? {
         check_storage(&phases[next_phase(phases)?], flags)?;
     }
     for (number, phase) in phases.iter().enumerate() {
@@ -66,6 +69,11 @@ fn validate(flags: &RunArgs, phases: &[PreparedJob]) -> Result<Exit, CliError> {
         ));
     }
     Ok(Exit::Success)
+}
+
+/// Returns whether the model_dir of a job lies in a bucket, which is then checked.
+fn is_in_bucket(phases: &[PreparedJob]) -> Result<bool, CliError> {
+    phases.first().map_or(Ok(false), |first| bucket::check(&first.resolved.job.run))
 }
 
 /// Runs the phases from `next` on. Ends with the first that does not succeed, or when `stop` becomes true.

@@ -184,7 +184,8 @@ impl ModelDirCopy {
         report: Reporter,
     ) -> Result<Self, ModelDirError> {
         millrace_roots::create_dir_all(dir).map_err(TransferError::file("create", dir))?;
-        let (mut claim, mut record) = claim_copy(dir, address)?;
+        let in_use = |_| ModelDirError::CopyInUse { address: address.to_string(), dir: dir.to_owned() };
+        let (mut claim, mut record) = claim_copy(dir, FlockOperation::NonBlockingLockExclusive, in_use)?;
         let (lease, last) = Lease::acquire(&bucket, address, &record.copy, &report).await?;
         let files = RemoteFiles::list(&bucket).await?;
         let is_current = last.as_deref().map_or(files.is_empty(), |last| last == record.copy);
@@ -299,7 +300,10 @@ pub async fn fetch_checkpoints(
     report: &Reporter,
 ) -> Result<PathBuf, ModelDirError> {
     millrace_roots::create_dir_all(dir).map_err(TransferError::file("create", dir))?;
-    let (_claim, _) = claim_copy(dir, address)?;
+    let path = dir.join(COPY_FILE);
+    // Waits for another command that fetches the same.
+    let failed = |error: rustix::io::Errno| TransferError::file("lock", &path)(error.into()).into();
+    let (_claim, _) = claim_copy(dir, FlockOperation::LockExclusive, failed)?;
     let files = RemoteFiles::list(bucket).await?;
     fetch_run_files(bucket, &files, dir).await?;
     let newest = fetch_wanted(bucket, &files, dir, wanted, report).await?;
@@ -311,13 +315,15 @@ pub async fn fetch_checkpoints(
 }
 
 /// Locks the copy in `dir` for this process, and reads what it is a copy of.
-fn claim_copy(dir: &Path, address: &BucketAddress) -> Result<(File, CopyRecord), ModelDirError> {
+fn claim_copy(
+    dir: &Path,
+    operation: FlockOperation,
+    failed: impl FnOnce(rustix::io::Errno) -> ModelDirError,
+) -> Result<(File, CopyRecord), ModelDirError> {
     let path = dir.join(COPY_FILE);
     let open = millrace_roots::OpenOptions::new().read(true).write(true).create(true).open(&path);
     let mut file = open.map_err(TransferError::file("open", &path))?;
-    if flock(&file, FlockOperation::NonBlockingLockExclusive).is_err() {
-        return Err(ModelDirError::CopyInUse { address: address.to_string(), dir: dir.to_owned() });
-    }
+    flock(&file, operation).map_err(failed)?;
     let mut text = Vec::new();
     let read = std::io::Read::by_ref(&mut file).take(MAX_COPY_FILE_BYTES).read_to_end(&mut text);
     read.map_err(TransferError::file("read", &path))?;
