@@ -172,7 +172,9 @@ def _bernoulli(t: Translator, layout: Layout, args: list[Any], kwargs: dict[str,
 @translates("feature_dropout")
 def _feature_dropout(t: Translator, layout: Layout, args: list[Any], kwargs: dict[str, Any]) -> Operand:
     x, rate = t.value(args[0], layout), args[1]
-    channels = (*x.shape[:1], *(1 for _ in x.shape[1:]))
+    # The channels of each image, of which a sample may have several.
+    first = len(x.shape) - layout.rank + 2
+    channels = (*x.shape[:first], *(1 for _ in x.shape[first:]))
     ones = t.expand(t.number(1.0), channels)
     kept = t.graph.node({"op": "dropout", "rate": rate}, [ones], channels)
     return Traced(binary(t, "mul", x, kept), layout)

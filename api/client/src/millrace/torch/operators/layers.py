@@ -186,15 +186,31 @@ def _rms_norm(t: Translator, layout: Layout, args: list[Any], kwargs: dict[str, 
 @translates("group_norm")
 def _group_norm(t: Translator, layout: Layout, args: list[Any], kwargs: dict[str, Any]) -> Operand:
     x, groups, gain, offset, epsilon = completed(args, None, None, None, None, 1e-5)[:5]
-    value = t.traced(x).value
-    channels, *rest = value.shape
-    grouped = t.reshape(value, (groups, prod(value.shape) // groups))
-    result = t.reshape(_normalized(t, grouped, [1], epsilon), value.shape)
+    x = t.traced(x)
+    images, channels, *sizes = images_of_sample(x), *x.layout.sizes[1:]
+    grouped = t.reshape(x.value, (images, groups, channels * prod(sizes) // groups))
+    result = t.reshape(_normalized(t, grouped, [2], epsilon), x.value.shape)
+    return Traced(_scaled_channels(t, result, gain, offset, (channels, *(1 for _ in sizes))), layout)
+
+
+def _scaled_channels(
+    t: Translator, x: Value, gain: Operand, offset: Operand, shape: tuple[int, ...]
+) -> Value:
+    """Return a value whose channels are multiplied by numbers and added to others, if these are given."""
     for function, item in (("mul", gain), ("add", offset)):
         if item is not None:
-            by_channel = t.reshape(t.traced(item).value, (channels, *(1 for _ in rest)))
-            result = binary(t, function, result, by_channel)
-    return Traced(result, layout)
+            x = binary(t, function, x, t.reshape(t.traced(item).value, shape))
+    return x
+
+
+def images_of_sample(x: Traced) -> int:
+    """Return how many images or sequences a sample has: more than one if they are merged with the batch.
+
+    Raises `MixesSamplesError` if they are not in the first dimension.
+    """
+    if x.layout.axis not in (0, None):
+        raise MixesSamplesError("its first dimension is not that of the samples")
+    return x.layout.sizes[0] if x.layout.axis is None else x.layout.merged
 
 
 @translates("instance_norm")
@@ -202,7 +218,7 @@ def _instance_norm(t: Translator, layout: Layout, args: list[Any], kwargs: dict[
     x, gain, offset, mean, _, _, _, epsilon = args[:8]
     if mean is not None:
         raise UnsupportedModelError("instance norm with running statistics: use track_running_stats=False")
-    channels = t.traced(x).value.shape[0]
+    channels = t.traced(x).layout.sizes[1]
     return _group_norm(t, layout, [x, channels, gain, offset, epsilon], {})
 
 
@@ -228,9 +244,24 @@ def _embedding(t: Translator, layout: Layout, args: list[Any], kwargs: dict[str,
     return Traced(value, layout)
 
 
+@translates("_native_batch_norm_legit_no_training")
+def _frozen_batch_norm(t: Translator, layout: Layout, args: list[Any], kwargs: dict[str, Any]) -> Operand:
+    x, gain, offset, mean, variance, _, epsilon = args
+    x = t.traced(x)
+    images_of_sample(x)
+    shape = (x.layout.sizes[1], *(1 for _ in x.layout.sizes[2:]))
+    deviation = unary(t, "rsqrt", binary(t, "add", t.traced(variance).value, t.number(epsilon)))
+    centered = binary(t, "sub", x.value, t.reshape(t.traced(mean).value, shape))
+    value = binary(t, "mul", centered, t.reshape(deviation, shape))
+    return [Traced(_scaled_channels(t, value, gain, offset, shape), layout), None, None]
+
+
 @translates(
     *("_native_batch_norm_legit_functional", "_native_batch_norm_legit"),
     *("native_batch_norm", "batch_norm", "_batch_norm_with_update_functional"),
 )
 def _batch_norm(t: Translator, layout: Layout, args: list[Any], kwargs: dict[str, Any]) -> Operand:
-    raise MixesSamplesError("batch norm computes over the samples of a batch; use GroupNorm or LayerNorm")
+    raise MixesSamplesError(
+        "batch norm computes over the samples of a batch; use GroupNorm or LayerNorm, or freeze it by eval() "
+        "in the train() of the module"
+    )

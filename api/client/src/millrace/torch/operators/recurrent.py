@@ -9,7 +9,8 @@ PyTorch decomposes them in the same way, but traces each operator of each step, 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import prod
 from typing import Any
 
 from millrace.torch.document import Value
@@ -18,7 +19,7 @@ from millrace.torch.operands import Operand, Traced
 from millrace.torch.operators.elementwise import activation, binary
 from millrace.torch.operators.layers import linear
 from millrace.torch.operators.registry import Translation, translates
-from millrace.torch.operators.shapes import join
+from millrace.torch.operators.shapes import join, permute
 from millrace.torch.translator import Translator
 
 State = list[Value]
@@ -79,16 +80,20 @@ def _simple_cell(kind: str) -> Cell:
 def _direction(
     t: Translator, cell: Cell, x: Value, weights: _Weights, state: State, *, is_reverse: bool
 ) -> tuple[Value, State]:
-    """Unroll a layer in one direction; return the hidden states of all steps, and the last state."""
+    """Unroll a layer in one direction; return the hidden states of all steps, and the last state.
+
+    The dimensions are steps, sequences and features.
+    """
     steps = range(x.shape[0])
     gates = linear(t, x, weights.of_inputs, weights.input_bias)
     hidden = {}
     for step in reversed(steps) if is_reverse else steps:
         of_state = linear(t, state[0], weights.of_state, weights.state_bias)
-        state = cell(t, _slice(t, gates, 0, step, step + 1), of_state, state)
+        of_inputs = t.reshape(_slice(t, gates, 0, step, step + 1), (x.shape[1], gates.shape[2]))
+        state = cell(t, of_inputs, of_state, state)
         if weights.projection is not None:
             state[0] = linear(t, state[0], weights.projection, None)
-        hidden[step] = state[0]
+        hidden[step] = t.reshape(state[0], (1, *state[0].shape))
     return join(t, [hidden[step] for step in steps], 0), state
 
 
@@ -96,14 +101,20 @@ def _recurrent(cell: Cell) -> Translation:
     def translation(t: Translator, layout: Layout, args: list[Any], kwargs: dict[str, Any]) -> Operand:
         x, initial, params, has_biases, layers, dropout, train, is_bidirectional, is_batch_first = args
         x = t.traced(x)
-        if x.layout.axis != (0 if is_batch_first else 1) or x.layout.merged > 1:
+        if x.layout.rank != 3 or x.layout.axis != (0 if is_batch_first else 1):
             raise MixesSamplesError("its sequence is the batch: the module needs x[batch, step, feature]")
         directions = 2 if is_bidirectional else 1
-        count = layers * directions
+        count, rows = layers * directions, x.layout.merged
         initial = initial if isinstance(initial, list) else [initial]
-        states = [t.value(state, Layout((count, 1, 1), 1)) for state in initial]
+        of_states = Layout((count, rows, 1), 1, rows, x.layout.outer)
+        states = [t.value(state, of_states) for state in initial]
         per_direction = len(params) // count
-        value, last = x.value, list[State]()
+        # Steps, sequences of a sample, features.
+        value = x.value
+        if rows > 1 and is_batch_first:
+            value = permute(t, value, [1, 0, 2])
+        value = t.reshape(value, (prod(value.shape[:-1]) // rows, rows, value.shape[-1]))
+        last = list[State]()
         for layer in range(layers):
             outputs = []
             for direction in range(directions):
@@ -112,15 +123,22 @@ def _recurrent(cell: Cell) -> Translation:
                     params[at * per_direction : (at + 1) * per_direction], has_biases=has_biases
                 )
                 state = [_slice(t, values, 0, at, at + 1) for values in states]
+                state = [t.reshape(values, (rows, values.shape[-1])) for values in state]
                 output, state = _direction(t, cell, value, weights, state, is_reverse=direction == 1)
                 outputs.append(output)
                 last.append(state)
-            value = join(t, outputs, 1)
+            value = join(t, outputs, 2)
             if train and dropout and layer < layers - 1:
                 value = t.graph.node({"op": "dropout", "rate": float(dropout)}, [value], value.shape)
-        final = [join(t, list(each), 0) for each in zip(*last, strict=True)]
-        of_state = [Traced(each, Layout((count, 1, each.shape[1]), 1)) for each in final]
-        return [Traced(value, layout), *of_state]
+        if rows > 1 and is_batch_first:
+            value = permute(t, value, [1, 0, 2])
+        final = []
+        for each in zip(*last, strict=True):
+            state_layout = replace(of_states, sizes=(count, rows, each[0].shape[1]))
+            rows_of_layers = [t.reshape(state, (1, *state.shape)) for state in each]
+            joined = t.reshape(join(t, rows_of_layers, 0), state_layout.sample)
+            final.append(Traced(joined, state_layout))
+        return [Traced(t.reshape(value, layout.sample), layout), *final]
 
     return translation
 
