@@ -68,6 +68,7 @@ mod parameter;
 mod patches;
 mod permute;
 mod prepend_row;
+mod random;
 #[cfg(all(test, feature = "kernels"))]
 mod random_graphs;
 mod reduce;
@@ -81,6 +82,7 @@ mod select_row;
 mod signature;
 mod slice;
 mod softmax;
+mod stop_gradient;
 mod sum_loss;
 #[cfg(all(test, feature = "kernels"))]
 pub(crate) mod testing;
@@ -96,6 +98,7 @@ pub(crate) use index_bounds::IndexBounds;
 pub use logical::LogicalFunction;
 pub use millrace_params::{Nonlinearity, RotaryScaling};
 pub use operator::{Flops, GradientForm, Operator, RowDependency, SavedForBackward};
+pub use random::Distribution;
 pub use reduce::Reduction;
 pub use relative_positions::RelativePositions;
 pub use rotary::RotaryPairing;
@@ -239,6 +242,8 @@ operators! {
     metric::Metric,
     class_counts::ClassCounts,
     arg_max::ArgMax,
+    stop_gradient::StopGradient,
+    random::Random,
 }
 
 /// Returns the work of an operator of a valid graph on one sample.
@@ -359,6 +364,11 @@ mod tests {
             (Metric.into(), r#"{"op":"metric"}"#),
             (ClassCounts.into(), r#"{"op":"class_counts"}"#),
             (ArgMax { axis: 1 }.into(), r#"{"op":"arg_max","axis":1}"#),
+            (StopGradient.into(), r#"{"op":"stop_gradient"}"#),
+            (
+                Random { distribution: Distribution::Normal, dimensions: sizes(&[2, 3]) }.into(),
+                r#"{"op":"random","distribution":"normal","dimensions":[2,3]}"#,
+            ),
         ];
         assert_eq!(
             cases.iter().map(|(op, _)| op.name()).collect::<Vec<_>>(),
