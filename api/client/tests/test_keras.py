@@ -128,11 +128,6 @@ class Counting(layers.Layer):
         return x
 
 
-class Rounded(layers.Layer):
-    def call(self, x: Any) -> Any:
-        return keras.ops.round(x)
-
-
 class Noisy(layers.Layer):
     def build(self, _: Any) -> None:
         self.seeds = keras.random.SeedGenerator(1)
@@ -160,7 +155,6 @@ def line_of(item: Any, text: str) -> str:
         ),
         ([Scaled()], rf"{line_of(Scaled, 'keepdims')}.*(mean|sum) is over the samples of a batch"),
         ([Counting()], "changed|changes the state"),
-        ([Rounded()], rf"{line_of(Rounded, 'round')}.*round of PyTorch is not supported: use floor"),
         ([Noisy()], rf"{line_of(Noisy, 'normal')}.*uses random numbers .keras.random.normal.: use Dropout"),
         ([layers.Dense(4, dtype="float16")], "dtype policy float16: use float32 or mixed_bfloat16"),
         (

@@ -103,6 +103,11 @@ def test_dropout_keeps_its_rate_and_evaluations_keep_all() -> None:
     assert found == pytest.approx(expected, rel=1e-5)
 
 
+def test_gradient_is_stopped_by_an_operator() -> None:
+    traced, _ = trace_function(tf.function(stopped), arrays_of({"x": numbers(SAMPLES, 4)}))
+    assert [node["op"]["op"] for node in traced.document["nodes"]][-3:-1] == ["stop_gradient", "unary"]
+
+
 def test_variables_have_the_order_of_their_use() -> None:
     function = tf.function(images)
     with pytest.raises(UnsupportedDataError, match="call it once"):
@@ -159,7 +164,6 @@ def misshapen(x: Any) -> Any:
         (contrastive, "transpose_b", "combines each sample of a batch with each other"),
         (branching, "if tf", "a branch or a loop of TensorFlow, which depends on data: use tf.where"),
         (noisy, "random.normal", "RandomStandardNormal of TensorFlow is not supported: use dropout"),
-        (stopped, "stop_gradient", "stop_gradient.., stops the gradient"),
         (normalized, "moments", "over the samples of a batch"),
         (misshapen, "x @ table", "can't trace the function"),
         (vector, "", "the loss is not a mean"),

@@ -331,7 +331,7 @@ def test_metrics_are_those_of_pytorch() -> None:
     ("metrics", "part"),
     [
         (lambda x: {"spread": x.std()}, "computes over the samples of a batch"),
-        (lambda x: {"root": x.square().mean().sqrt()}, "multiplied by a fixed number"),
+        (lambda x: {"root": x.square().mean().sqrt()}, "multiplied by numbers"),
         (lambda x: {"total": x.sum()}, "the metric total: it is not a mean"),
         (lambda x: {"my metric": x.mean()}, "a metric is called 'my metric'"),
         (lambda x: {"loss": x.mean()}, "rename it"),
@@ -403,9 +403,12 @@ def test_frozen_parameters_are_not_trained() -> None:
 def test_cell_of_ipython_is_code_of_the_user() -> None:
     """In a terminal, the name of its file begins with `<`, as that of generated code."""
     source = (
-        "class Sorted(nn.Linear):\n  def forward(self, x):\n    return super().forward(x).sort(1)[0].mean()"
+        "class Curved(nn.Linear):\n  def forward(self, x):\n"
+        "    return torch.special.bessel_j0(super().forward(x)).mean()"
     )
-    namespace: dict[str, Any] = {"nn": nn}
+    namespace: dict[str, Any] = {"nn": nn, "torch": torch}
     exec(compile(source, "<ipython-input-3-abc>", "exec"), namespace)
-    with pytest.raises(UnsupportedModelError, match=r"\(<ipython-input-3-abc>:3\): the operator sort"):
-        trace(namespace["Sorted"](4, 3), {"x": torch.randn(4, 4)})
+    with pytest.raises(
+        UnsupportedModelError, match=r"\(<ipython-input-3-abc>:3\): the operator special_bessel_j0"
+    ):
+        trace(namespace["Curved"](4, 3), {"x": torch.randn(4, 4)})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -124,6 +125,49 @@ def of_sequences(layer: Any, x: Any) -> Any:
     return steps.cumsum(1).square().mean() + last.cumsum(2).square().mean()
 
 
+def without_gradient(layer: Any, x: Any) -> Any:
+    """A target, and a quantized value with the gradient of the value itself."""
+    y = layer(x)
+    with torch.no_grad():
+        target = layer(x).relu() + y
+        weight = target.square()
+    straight = y + (y.round() - y).detach()
+    return ((y - target).square() * weight).mean() + (straight * x).square().mean()
+
+
+def in_order(layer: Any, x: Any) -> Any:
+    y = layer(x)
+    values, indices = y.sort(1, descending=True)
+    # With equal elements.
+    third = y.floor().kthvalue(3, -1, keepdim=True)
+    results = [values * indices, y.argsort(-1) * y, y.median(2)[0][..., None] * y, third.values * y]
+    return torch.cat([*results, y.topk(3, 1, largest=False)[0], y.topk(12)[0]], 1).square().mean()
+
+
+def scattered(layer: Any, x: Any) -> Any:
+    y, places = layer(x), (x > 0).int().cumsum(1).long() % 5
+    result = torch.zeros_like(y).scatter_add(1, places, y) + y.scatter(2, places, 2.5)
+    chosen = torch.full_like(y, -torch.inf).scatter(-1, y.topk(3)[1], y.topk(3)[0]).softmax(-1)
+    return (result * chosen + y.index_add(1, torch.tensor([3, 3, 1]), y[:, 2:5], alpha=2)).square().mean()
+
+
+def products(layer: Any, x: Any) -> Any:
+    y = layer(x)
+    return (
+        (y.cumprod(1) + y.prod(1, keepdim=True) + y.prod(-1)[..., None] + y.mul(9).round(decimals=1))
+        .square()
+        .mean()
+    )
+
+
+def distances(layer: Any, x: Any) -> Any:
+    """To each other, and of each sample to the rows of a weight."""
+    y = layer(x)
+    return (
+        torch.cdist(y, y).mean() + torch.cdist(x[:, 0], layer.weight).mean() + torch.cdist(y, x, p=1).mean()
+    )
+
+
 class FrozenNorm(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -144,6 +188,7 @@ def weight_norm(layer: Any) -> Any:
     return nn.utils.parametrizations.weight_norm(layer)
 
 
+BAGS: list[Any] = [("sum", None), ("mean", None), ("mean", 2), ("max", None)]
 CASES: dict[str, tuple[Callable[[], Any], Callable[[Any, Any], Any], Callable[[], Any]]] = {
     "convolution of rows": (
         lambda: nn.Sequential(nn.Conv1d(ROWS, 8, 3, padding="same"), nn.ConvTranspose1d(8, 3, 4, 2)),
@@ -267,6 +312,26 @@ CASES: dict[str, tuple[Callable[[], Any], Callable[[Any, Any], Any], Callable[[]
         lambda layer, x: torch.einsum("bi,oie,be->bo", x[:, 0], layer.weight, x[:, 1, :3]).square().mean(),
         rows,
     ),
+    "without gradient": (lambda: nn.Linear(WIDTH, WIDTH), without_gradient, rows),
+    "in order": (lambda: nn.Linear(WIDTH, WIDTH), in_order, rows),
+    "scattered": (lambda: nn.Linear(WIDTH, WIDTH), scattered, rows),
+    "products": (lambda: nn.Linear(WIDTH, WIDTH), products, rows),
+    "distances": (lambda: nn.Linear(WIDTH, WIDTH), distances, rows),
+    "bags": (
+        lambda: nn.ModuleList(nn.EmbeddingBag(WORDS, 4, mode=m, padding_idx=p) for m, p in BAGS),
+        lambda bags, x: torch.cat([bag(x) for bag in bags], 1).square().mean(),
+        words,
+    ),
+    "computed table": (
+        lambda: weight_norm(nn.Embedding(WORDS, 4)),
+        lambda layer, x: (layer(x) * torch.arange(4)).square().mean(),
+        words,
+    ),
+    "bilinear": (
+        lambda: nn.Bilinear(WIDTH, 3, 4),
+        lambda layer, x: layer(x, x[..., 2:5].cos()).square().mean(),
+        rows,
+    ),
     "random depth": (
         lambda: nn.Linear(WIDTH, WIDTH),
         lambda layer, x: (x + layer(x).div(0.8) * floor_of_random(layer, x, 0.8)).square().mean(),
@@ -339,7 +404,61 @@ def of_some_samples(logits: Any, labels: Any) -> Any:
     return F.cross_entropy(logits[:, 0], labels[:, 0] // 3, ignore_index=0)
 
 
-LOSSES = [smoothed, weighted, likelihood, focal, divergence, of_numbers, of_samples, of_some_samples]
+def of_mask(logits: Any, labels: Any) -> Any:
+    losses = F.cross_entropy(logits.transpose(1, 2), labels, reduction="none")
+    counted = (labels > 0).to(losses.dtype) * (labels != 3)
+    return (losses * counted).sum() / counted.sum().clamp(min=1)
+
+
+def of_mask_means(logits: Any, labels: Any) -> Any:
+    counted = F.one_hot(labels, CLASSES).bool()
+    return (logits.square() * counted).mean() / (counted.to(logits.dtype).mean() + 1e-9)
+
+
+def of_raw_likelihoods(logits: Any, labels: Any) -> Any:
+    return 2 * F.nll_loss(logits.square().flatten(0, 1), labels.flatten(), ignore_index=2)
+
+
+def of_sums(logits: Any, labels: Any) -> Any:
+    weights = torch.arange(1.0, CLASSES + 1, dtype=logits.dtype)
+    columns = logits.transpose(1, 2)
+    losses = [
+        F.nll_loss(columns, labels, weights, reduction="sum"),
+        F.mse_loss(logits, logits + 1, reduction="sum"),
+    ]
+    losses += [F.cross_entropy(columns, labels, weights, reduction="sum")]
+    return sum(losses) / logits.shape[0]
+
+
+def of_soft_labels(logits: Any, labels: Any) -> Any:
+    targets = F.one_hot(labels, CLASSES).to(logits.dtype) * 0.7 + 0.3 / CLASSES
+    weights = torch.arange(1.0, CLASSES + 1, dtype=logits.dtype)
+    columns, rows = logits.transpose(1, 2), targets.transpose(1, 2)
+    return F.cross_entropy(columns, rows, weights, label_smoothing=0.2) + F.cross_entropy(columns, rows)
+
+
+def of_many_tasks(logits: Any, labels: Any) -> Any:
+    losses = [F.cross_entropy(logits[:, at], labels[:, at]) for at in range(6)]
+    weights = torch.arange(6, dtype=logits.dtype)
+    return (torch.stack(losses) * weights).sum() + torch.stack(losses).mean().squeeze() + 0.5
+
+
+LOSSES = [
+    of_mask,
+    of_mask_means,
+    of_raw_likelihoods,
+    of_sums,
+    of_soft_labels,
+    of_many_tasks,
+    smoothed,
+    weighted,
+    likelihood,
+    focal,
+    divergence,
+    of_numbers,
+    of_samples,
+    of_some_samples,
+]
 
 
 @pytest.mark.parametrize("loss", LOSSES)
@@ -353,9 +472,59 @@ def test_losses_are_those_of_pytorch(loss: Any) -> None:
     check_loss_and_gradients(traced, traced.document, model, double, expected)
 
 
+class Weighing(nn.Module):
+    """Weighs two losses by parameters, as the uncertainty of tasks."""
+
+    def __init__(self, ignored: int) -> None:
+        super().__init__()
+        self.linear, self.weights = nn.Linear(WIDTH, CLASSES), nn.Parameter(torch.tensor([0.3, -0.2]))
+        self.ignored = ignored
+
+    def forward(self, x: Any, labels: Any) -> Any:
+        logits = self.linear(x)
+        losses = [F.cross_entropy(logits[:, at], labels, ignore_index=self.ignored) for at in (0, 1)]
+        both = torch.stack(losses)
+        weighed = (torch.exp(-self.weights) * both).sum() + losses[0] / self.weights[0].cosh()
+        return weighed if self.ignored >= 0 else weighed + self.weights.sum()
+
+
+@pytest.mark.parametrize("ignored", [-100, 2])
+def test_losses_are_weighed_by_parameters(ignored: int) -> None:
+    torch.manual_seed(1)
+    model: Any = Weighing(ignored)
+    batch = {"x": rows(), "labels": torch.randint(0, CLASSES, (SAMPLES,))}
+    traced = trace(model, {name: data[:4] for name, data in batch.items()})
+    model, double = model.double(), in_double(batch)
+    check_loss_and_gradients(traced, traced.document, model, double, model(**double))
+
+
+class Noisy(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, 4)
+
+    def forward(self, x: Any) -> Any:
+        y = self.linear(x)
+        if not self.training:
+            return y.square().mean() / 2
+        y = y + torch.randn_like(y) * 3 + torch.normal(0.0, 2.0, y.shape) + torch.empty_like(y).normal_()
+        y = y * (torch.rand_like(y) > 0.2) + torch.empty_like(y).uniform_(-1, 1)
+        return y.square().mean() * 0.5 + 0 * F.gumbel_softmax(y).mean()
+
+
+def test_random_numbers_are_their_mean_in_evaluations() -> None:
+    torch.manual_seed(1)
+    model: Any = Noisy()
+    traced, double = trace(model, {"x": rows()}), in_double({"x": rows()})
+    drawn = [node["op"]["distribution"] for node in traced.document["nodes"] if node["op"]["op"] == "random"]
+    assert sorted(drawn) == ["normal"] * 3 + ["uniform"] * 3
+    model = model.double().eval()
+    check_loss_and_gradients(traced, traced.document, model, double, model(**double))
+
+
 def of_sum(logits: Any, labels: Any) -> Any:
     losses = F.cross_entropy(logits.transpose(1, 2), labels, reduction="none")
-    return (losses * (labels > 0)).sum() / (labels > 0).sum()
+    return (losses * labels).sum() / labels.sum()
 
 
 def test_losses_that_are_means_over_different_numbers_are_rejected() -> None:
@@ -371,10 +540,27 @@ def test_losses_that_are_means_over_different_numbers_are_rejected() -> None:
             trace(nn.Linear(WIDTH, CLASSES), batch, loss)
 
 
-def without_gradient(layer: Any, x: Any) -> Any:
-    with torch.no_grad():
-        target = layer(x)
-    return (layer(x) - target).square().mean()
+def by_random(layer: Any, x: Any) -> Any:
+    scale = random.random()
+    return (layer(x) * scale).mean()
+
+
+def packed(layer: Any, x: Any) -> Any:
+    lengths = torch.full((len(x),), ROWS)
+    return layer(nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True))[1].mean()
+
+
+class Counting(nn.Module):
+    """Multiplies by the number of its calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, 2)
+        self.register_buffer("step", torch.tensor(0.0))
+
+    def forward(self, x: Any) -> Any:
+        self.step += 1
+        return self.linear(x) * self.step
 
 
 def by_data(layer: Any, x: Any) -> Any:
@@ -385,12 +571,24 @@ def by_data(layer: Any, x: Any) -> Any:
     ("layer", "function", "batch", "part"),
     [
         (nn.Linear(WIDTH, 2), by_data, rows, r"^\S*operators.py:\d+: PyTorch can't export the module"),
-        (nn.Linear(WIDTH, 2), lambda layer, x: (layer(x) * layer(x).detach()).mean(), rows, r"detach\(\)"),
-        (nn.Linear(WIDTH, 2), without_gradient, rows, r"operators.py:\d+\): detach\(\) or no_grad"),
+        (nn.Linear(WIDTH, 2), by_random, rows, r"^\S*operators.py:\d+: a random number of random"),
+        (nn.GRU(WIDTH, 2, batch_first=True), packed, rows, r"^\S*operators.py:\d+: packed sequences"),
+        (
+            Counting(),
+            squares,
+            rows,
+            r"^layer \(\S*operators.py:\d+\): the loss depends on the buffer layer.step",
+        ),
         (nn.Embedding(WORDS, 2, scale_grad_by_freq=True), squares, words, "scale_grad_by_freq"),
         (nn.AlphaDropout(), squares, rows, "use Dropout"),
         (nn.Linear(WIDTH, 2), lambda layer, x: layer(x)[x[..., 0] > 0].mean(), rows, "use torch.where"),
-        (nn.Linear(WIDTH, 2), lambda layer, x: layer(x).sort(1)[0].mean(), rows, "use amax, amin or topk"),
+        (
+            nn.Linear(WIDTH, 2),
+            lambda layer, x: layer(x).mT.repeat(1, 1, 99).sort()[0].mean(),
+            rows,
+            "693 elements",
+        ),
+        (nn.Linear(WIDTH, 2), lambda layer, x: torch.atan2(layer(x), layer(x)).mean(), rows, "write it with"),
         (nn.Linear(WIDTH, 2), lambda layer, x: layer(x).mean().sqrt(), rows, "nothing else"),
         (nn.Linear(WIDTH, 2), lambda layer, x: (layer(x) * x.shape[0]).mean(), rows, "size of the batch"),
     ],

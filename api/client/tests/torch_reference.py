@@ -15,6 +15,7 @@ KINDS = {"f32": torch.float64, "i32": torch.int64, "bool": torch.bool}
 STORED = {"f32": torch.float32, "i32": torch.int32, "bool": torch.int32}
 BINARY = {"max": "maximum", "min": "minimum"}
 REDUCTIONS = {"sum": torch.sum, "mean": torch.mean, "max": torch.amax, "min": torch.amin}
+MEANS = {"uniform": 0.5, "normal": 0.0}
 ACTIVATIONS = {
     **{"gelu": F.gelu, "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"), "relu": F.relu, "silu": F.silu},
     **{"sigmoid": torch.sigmoid, "tanh": torch.tanh},
@@ -130,6 +131,9 @@ OPERATORS: dict[str, Operator] = {
     "embedding": lambda op, x, p: F.embedding(x[0], p[0]),
     "layer_norm": lambda op, x, p: F.layer_norm(x[0], x[0].shape[-1:], p[0], _bias(p), op["epsilon"]),
     "rms_norm": lambda op, x, p: F.rms_norm(x[0], x[0].shape[-1:], p[0], op["epsilon"]),
+    "stop_gradient": lambda op, x, p: x[0].detach(),
+    # As in evaluations.
+    "random": lambda op, x, p: torch.full((SAMPLES, *op["dimensions"]), MEANS[op["distribution"]]).double(),
     "parameter": lambda op, x, p: p[0].expand(SAMPLES, *p[0].shape),
     "dropout": lambda op, x, p: x[0],
     "activation": lambda op, x, p: ACTIVATIONS[op["kind"]](x[0]),

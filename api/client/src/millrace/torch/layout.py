@@ -54,7 +54,10 @@ class Layout:
         multiples = [_multiple_of_batch(size) for size in shape]
         axes = [axis for axis, multiple in enumerate(multiples) if multiple is not None]
         if len(axes) > 1:
-            raise MixesSamplesError("it combines each sample of a batch with each other")
+            raise MixesSamplesError(
+                "it combines each sample of a batch with each other, as contrastive losses do: let each "
+                "sample contain what it is compared with"
+            )
         if not axes:
             return cls(tuple(int(size) for size in shape))
         merged = multiples[axes[0]] or 1

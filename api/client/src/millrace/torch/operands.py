@@ -114,6 +114,8 @@ class Term:
     factor: float = 1.0
     labels: Value | None = None
     """The labels of a cross-entropy."""
+    elements: Value | None = None
+    """The elements of a sample whose mean this is, if it is one."""
 
 
 @dataclass(frozen=True)
@@ -150,6 +152,17 @@ class Ratio:
     def times(self, factor: float) -> Ratio:
         """Return the ratio times a number."""
         return replace(self, factor=self.factor * factor)
+
+
+@dataclass(frozen=True)
+class Losses:
+    """Several losses in one tensor, as of `torch.stack`."""
+
+    items: tuple[Loss, ...]
+
+    def total(self) -> Loss:
+        """Return the sum of the losses."""
+        return Loss(tuple(term for loss in self.items for term in loss.terms))
 
 
 @dataclass(frozen=True)

@@ -13,11 +13,16 @@ from torch.export import Dim, ExportedProgram, default_decompositions, export
 from torch.export.graph_signature import InputKind
 
 from millrace.torch.document import DTYPES
+from millrace.torch.generators import Generators
 from millrace.torch.layout import Layout
 from millrace.torch.metrics import add_metric, loss_and_metrics
-from millrace.torch.operands import Fixed, Loss, Operand, Parameter, Ratio, Traced, UnsupportedModelError
+from millrace.torch.operands import Fixed, Operand, Parameter, Traced, UnsupportedModelError
+from millrace.torch.operators.terms import terms_of
+from millrace.torch.operators.unsupported import advice_for_functions
+from millrace.torch.quiet import quiet
+from millrace.torch.stop_gradient import stop_gradient
 from millrace.torch.traced_model import TracedModel
-from millrace.torch.translator import GENERATED, Translator, library_directories, source_location
+from millrace.torch.translator import Translator, library_directories, line_of, source_location
 from millrace.torch.triton import hide_triton
 
 KEPT = frozenset(
@@ -28,7 +33,19 @@ KEPT = frozenset(
         *("instance_norm", "stack", "one_hot", "feature_dropout"),
         *("upsample_nearest1d", "upsample_nearest2d", "_upsample_nearest_exact2d", "upsample_linear1d"),
         *("upsample_bilinear2d", "upsample_bicubic2d", "embedding_bag", "elu", "leaky_relu", "softplus"),
-        *("bernoulli", "lstm", "gru", "rnn_tanh", "rnn_relu"),
+        *("bernoulli", "lstm", "gru", "rnn_tanh", "rnn_relu", "bilinear", "upsample_nearest3d"),
+        *("adaptive_avg_pool3d", "_adaptive_avg_pool3d", "adaptive_max_pool3d", "_upsample_nearest_exact1d"),
+        *(
+            "upsample_trilinear3d",
+            "sort",
+            "median",
+            "kthvalue",
+            "scatter",
+            "index_add",
+            "prod",
+            "cumprod",
+            "round",
+        ),
     }
 )
 """Operators of PyTorch that are translated as a whole."""
@@ -93,8 +110,13 @@ def trace(
 
 def _location(function: Callable[..., Any] | None) -> str:
     """Return where the function of the loss begins. PyTorch records lines of modules only."""
+    function = getattr(function, "func", function)  # that of functools.partial
+    if isinstance(function, torch.nn.Module):
+        return f"the loss {type(function).__name__}"
     code = getattr(function, "__code__", None)
-    return f"the loss ({code.co_filename}:{code.co_firstlineno})" if code else "the loss"
+    if code is None or code.co_filename.startswith(library_directories()):
+        return f"the loss {getattr(function, '__name__', '')}".rstrip()
+    return f"the loss ({code.co_filename}:{code.co_firstlineno})"
 
 
 def _check(model: torch.nn.Module, batch: Mapping[str, torch.Tensor]) -> None:
@@ -117,29 +139,64 @@ def _exported(module: torch.nn.Module, inputs: tuple[torch.Tensor, ...], locatio
     shapes = (tuple({0: Dim.DYNAMIC} for _ in inputs),)
     try:
         hide_triton()
-        # With that package, einsum chooses an order by sizes, and the size of the batch is a symbol.
-        with torch.backends.opt_einsum.flags(enabled=False):
-            program = export(module, inputs, dynamic_shapes=shapes, strict=False)
-        _check_before_decomposition(program, location)
+        generators = Generators()
+
+        def exported() -> ExportedProgram:
+            # With that package, einsum chooses an order by sizes, and the size of the batch is a symbol.
+            with torch.backends.opt_einsum.flags(enabled=False), quiet():
+                return export(module, inputs, dynamic_shapes=shapes, strict=False)
+
+        program = exported()
+        if name := generators.changed():
+            line = generators.line_that_draws(lambda: module(*inputs))
+            # Models of transformers draw numbers that they do not need, such as for `layerdrop` of 0.
+            if sysconfig.get_path("purelib") not in line or _differ(program, exported()):
+                raise UnsupportedModelError(
+                    f"{line}a random number of {name}, which would be the same in each step: use one of "
+                    "PyTorch, such as torch.rand(x.shape[0], 1)"
+                )
+            generators.restore()
+        _keep_stopped_gradients(program, location)
         _widen_cross_entropies(program.graph)
         return program.run_decompositions(_decompositions())
     except UnsupportedModelError:
         raise
     except Exception as error:
         _check_call(module, inputs)
-        raise UnsupportedModelError(f"{_line_of(error)}{_export_failure(error)}") from error
+        raise UnsupportedModelError(f"{line_of(error)}{_export_failure(error)}") from error
+
+
+def _differ(first: ExportedProgram, second: ExportedProgram) -> bool:
+    """Return whether two exports of a module compute something else."""
+    if (
+        first.graph_module.code != second.graph_module.code
+        or first.constants.keys() != second.constants.keys()
+    ):
+        return True
+    pairs = [(value, second.constants[name]) for name, value in first.constants.items()]
+    return any(isinstance(value, torch.Tensor) and not torch.equal(value, other) for value, other in pairs)
 
 
 def _export_failure(error: Exception) -> str:
     """Return why PyTorch can't export a module. It raises errors of many kinds."""
+    frames = traceback.extract_tb(error.__traceback__)
+    is_packed = "FakeTensor" in str(error) and any(frame.filename.endswith("/rnn.py") for frame in frames)
+    names = ["pack_padded_sequence"] if is_packed else [frame.name for frame in frames]
+    if advice := advice_for_functions(names):
+        return advice
     reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-    if "inside of vmap" in reason and "masking_utils" in _line_of(error):
+    if "inside of vmap" in reason and "masking_utils" in line_of(error):
         return (
             f"PyTorch {torch.__version__} can't export the masks of this version of transformers: install a "
             "newer PyTorch, or transformers<4.53"
         )
     if "specialized it to be a constant" in str(error):
-        reason = "use x.shape[0] in place of len(x), and no number in place of the size of the batch"
+        return (
+            "the size of the batch is used as a number: use x.shape[0] in place of len(x), and losses of "
+            "each sample, not of pairs of samples as contrastive ones"
+        )
+    if "data-dependent" in reason:
+        reason = "use torch.where in place of an if, and tensors in place of the numbers of item()"
     return (
         "PyTorch can't export the module: control flow must not depend on data, nor on the size of the batch "
         f"({reason})"
@@ -154,25 +211,13 @@ def _check_call(module: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> No
     except Exception as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise UnsupportedModelError(
-            f"{_line_of(error)}the module fails with the example: check names, order and shapes of the data "
+            f"{line_of(error)}the module fails with the example: check names, order and shapes of the data "
             f"({reason})"
         ) from error
 
 
-def _line_of(error: Exception) -> str:
-    """Return the last line of the user's code that an error passed, as the beginning of a message."""
-    standard, packages = sysconfig.get_path("stdlib"), sysconfig.get_path("purelib")
-    for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        file = frame.filename
-        # Packages may be below the standard library.
-        is_standard = file.startswith(standard) and not file.startswith(packages)
-        if not (is_standard or GENERATED.match(file) or file.startswith(library_directories())):
-            return f"{file}:{frame.lineno}: "
-    return ""
-
-
-def _check_before_decomposition(program: ExportedProgram, location: str) -> None:
-    """Reject what decompositions do not preserve: stopped gradients, and the evaluation of alpha dropout."""
+def _keep_stopped_gradients(program: ExportedProgram, location: str) -> None:
+    """Mark values without gradient, which decompositions do not preserve. Reject alpha dropout."""
     specs = program.graph_signature.input_specs
     trained = {
         spec.arg.name
@@ -181,7 +226,7 @@ def _check_before_decomposition(program: ExportedProgram, location: str) -> None
     }
     # Metrics have no gradients.
     of_loss = _nodes_of_outputs(program.graph, 1)
-    for node in program.graph.nodes:
+    for node in list(program.graph.nodes):
         name = str(node.target)
         if "alpha_dropout" in name:
             raise UnsupportedModelError(f"{source_location(node, location)}: alpha dropout: use Dropout")
@@ -193,12 +238,13 @@ def _check_before_decomposition(program: ExportedProgram, location: str) -> None
         trained.add(node.name)
         if node not in of_loss:
             continue
-        if name.startswith("aten.detach") or (name == "wrap_with_set_grad_enabled" and not node.args[0]):
-            where = source_location(_first_operator_of_region(program, node), location)
-            raise UnsupportedModelError(
-                f"{where}: detach() or no_grad(), or stop_gradient(), stops the gradient of a value "
-                "that depends on parameters, which is not supported: compute it from inputs and buffers only"
-            )
+        if name.startswith("aten.detach"):
+            stop_gradient(program.graph, node)
+        elif name == "wrap_with_set_grad_enabled" and not node.args[0]:
+            # Its values are items of a list.
+            for item in list(node.users):
+                stop_gradient(program.graph, item)
+    program.graph.lint()
 
 
 def _widen_cross_entropies(graph: torch.fx.Graph) -> None:
@@ -224,15 +270,6 @@ def _widen_cross_entropies(graph: torch.fx.Graph) -> None:
     graph.lint()
 
 
-def _first_operator_of_region(program: ExportedProgram, node: torch.fx.Node) -> torch.fx.Node:
-    """Return the first operator of the region that a node is, or the node itself."""
-    for argument in node.all_input_nodes:
-        region = getattr(program.graph_module, str(argument.target), None)
-        if isinstance(region, torch.fx.GraphModule):
-            return next((item for item in region.graph.nodes if item.op == "call_function"), node)
-    return node
-
-
 def _decompositions() -> Any:
     table = default_decompositions()
     for overload in list(table.keys()):
@@ -256,34 +293,32 @@ def _translated(
             translator.translate(node)
         elif node.op == "output":
             outputs = [translator.operand(output) for output in node.args[0][-len(metrics) - 1 :]]
-    loss = outputs.pop()
-    if isinstance(loss, Ratio):
-        *_, output = program.graph.nodes
-        raise UnsupportedModelError(
-            f"{source_location(output.args[0][-1], location)}: a division by a sum over the batch: "
-            "use cross_entropy with ignore_index, or a mean"
-        )
-    if not isinstance(loss, Loss):
-        raise UnsupportedModelError(
-            "the loss is not a mean over the samples of the batch; use reduction='mean'"
-        )
-    scalings = {term.scaling for term in loss.terms}
-    if len(scalings) > 1:
-        raise UnsupportedModelError(
-            "the losses are divided by different numbers: of labels, of samples, or not at all"
-        )
-    labels = {term.labels.number for term in loss.terms if term.labels}
-    if scalings == {"num_tokens"} and len(labels) > 1:
-        raise UnsupportedModelError(
-            "the losses are means over different labels: use one loss, or none with ignore_index if no label "
-            "is ignored"
-        )
+    *_, output = program.graph.nodes
+    try:
+        terms = terms_of(translator, outputs.pop())
+    except UnsupportedModelError as error:
+        raise UnsupportedModelError(f"{source_location(output.args[0][-1], location)}: {error}") from error
     for name, metric in zip(metrics, outputs, strict=True):
         add_metric(translator, name, metric)
-    for term in loss.terms:
+    for term in terms:
         term.emit(term.factor)
-    reduction = REDUCTIONS[scalings.pop()]
+    reduction = REDUCTIONS[terms[-1].scaling]
+    _check_changed_buffers(program, used, location)
     return TracedModel(translator.graph.document() | {"reduction": reduction}, translator.tensors)
+
+
+def _check_changed_buffers(program: ExportedProgram, used: set[torch.fx.Node], location: str) -> None:
+    """Reject a loss that depends on a buffer that the module changes, which the appliance would not."""
+    changed = set(program.graph_signature.buffers_to_mutate.values())
+    buffers = program.graph_signature.inputs_to_buffers
+    for node in program.graph.nodes:
+        if node in used and buffers.get(node.name) in changed:
+            user = next(user for user in node.users if user in used)
+            raise UnsupportedModelError(
+                f"{source_location(user, location)}: the loss depends on the buffer "
+                f"{buffers[node.name].removeprefix('model.')}, which the module changes in each step: "
+                "compute with inputs and fixed buffers only"
+            )
 
 
 def _nodes_of_outputs(graph: torch.fx.Graph, outputs: int) -> set[torch.fx.Node]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import sys
+import sysconfig
+import traceback
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -18,6 +20,7 @@ from millrace.torch.operands import (
     Fixed,
     LabelLosses,
     Loss,
+    Losses,
     Operand,
     Parameter,
     ParameterView,
@@ -33,7 +36,21 @@ BATCH = 2
 SIZES = frozenset({"sym_size", "_assert_scalar", "_assert_tensor_metadata", "sym_constrain_range_for_size"})
 """Operators without a tensor as result."""
 
-RANDOM = frozenset({"native_dropout", "rand", "randn", "rand_like", "randn_like", "bernoulli", "randint"})
+RANDOM = frozenset(
+    {
+        *("native_dropout", "rand", "randn", "rand_like", "randn_like", "bernoulli"),
+        *(
+            "randint",
+            "randint_like",
+            "normal",
+            "normal_functional",
+            "uniform",
+            "exponential",
+            "multinomial",
+            "randperm",
+        ),
+    }
+)
 """Operators whose result differs in each step."""
 
 GENERATED = re.compile("<(?!ipython-input)")
@@ -54,7 +71,23 @@ def _directories(names: tuple[str, ...]) -> tuple[str, ...]:
     return (*LIBRARIES, *(f"{Path(file).parent}/" for file in files if file))
 
 
-COMPUTED = (Traced, Parameter, ParameterView, LabelLosses, Loss, Ratio, Uniform)
+def is_of_user(file: str) -> bool:
+    """Return whether a file is code of the user, and neither of a library nor generated."""
+    standard, packages = sysconfig.get_path("stdlib"), sysconfig.get_path("purelib")
+    # Packages may be below the standard library.
+    is_standard = file.startswith(standard) and not file.startswith(packages)
+    return not (is_standard or GENERATED.match(file) or file.startswith(library_directories()))
+
+
+def line_of(error: Exception) -> str:
+    """Return the last line of the user's code that an error passed, as the beginning of a message."""
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if is_of_user(frame.filename):
+            return f"{frame.filename}:{frame.lineno}: "
+    return ""
+
+
+COMPUTED = (Traced, Parameter, ParameterView, LabelLosses, Loss, Losses, Ratio, Uniform)
 """Operands that depend on inputs, parameters or random numbers."""
 
 
@@ -69,6 +102,8 @@ class Translator:
         self.tensors: dict[str, bool] = {}
         """The parameters that are tensors of the graph, and whether they are transposed there."""
         self._numbers: dict[str, int] = {}
+        self.counted_labels: dict[tuple[int, int], Value] = {}
+        """Labels without those that are ignored, by the number of their value and the ignored label."""
         self.location = location
         """Where the operators are that no module computes: those of the loss."""
         self.name = ""
@@ -82,7 +117,10 @@ class Translator:
         try:
             self.known[node.name] = self._call(node)
         except (MixesSamplesError, UnsupportedModelError) as error:
-            raise UnsupportedModelError(f"{source_location(node, self.location)}: {error}") from error
+            where = source_location(node, self.location)
+            is_moe = "/transformers/integrations/moe.py" in where
+            advice = ": give the configuration experts_implementation='batched_mm'" if is_moe else ""
+            raise UnsupportedModelError(f"{where}: {error}{advice}") from error
         except Exception as error:
             # Arguments that a translation does not expect.
             raise UnsupportedModelError(
@@ -109,7 +147,7 @@ class Translator:
             if isinstance(target, torch._ops.OperatorBase):
                 raise UnsupportedModelError(f"the operator {target} of PyTorch is not supported")
             return target(*args)  # arithmetic of sizes, or an item of a list
-        self.name = str(target).removeprefix("aten.")
+        self.name = str(target).removeprefix("aten.").removeprefix("millrace.")
         base = self.name.split(".")[0]
         if base in SIZES:
             return meta
@@ -174,9 +212,16 @@ class Translator:
             return Traced(self.reshape(operand.emit(), operand.layout.sample), operand.layout)
         if isinstance(operand, Fixed):
             return Traced(self.value(operand, operand.layout), operand.layout)
-        if isinstance(operand, Loss | Ratio):
+        if isinstance(operand, Uniform):
+            numbers = self.random("uniform", operand.layout)
+            if operand.start:
+                node = {"op": "binary", "function": "add"}
+                numbers = self.graph.node(node, [numbers, self.number(operand.start)], numbers.shape)
+            return Traced(numbers, operand.layout)
+        if isinstance(operand, Loss | Losses | Ratio):
             raise UnsupportedModelError(
-                "a loss can be multiplied by a fixed number and added to another loss, and nothing else"
+                "a mean over the batch can be multiplied by numbers and added to another, and nothing else: "
+                "apply other functions to the losses of each sample, before the mean"
             )
         if isinstance(operand, torch.SymInt | BatchSize):
             raise MixesSamplesError("it computes with the size of the batch, on which no sample may depend")
@@ -247,6 +292,12 @@ class Translator:
         convert, kind = kinds[dtype]
         return self.graph.constant(torch.tensor(convert(number), dtype=kind))
 
+    def random(self, distribution: str, layout: Layout) -> Value:
+        """Return random numbers, others for each sample and each step; in evaluations, their mean."""
+        shape = layout.sample
+        node = {"op": "random", "distribution": distribution, "dimensions": list(shape)}
+        return self.graph.node(node, [], shape)
+
     def constant(self, data: torch.Tensor) -> Value:
         """Return a constant; elements that are repeated along a dimension are stored once."""
         if data.is_floating_point():
@@ -284,6 +335,24 @@ class Translator:
         if dtype == x.dtype:
             return x
         return self.graph.node({"op": "cast", "to": dtype}, [x], x.shape, dtype)
+
+    def is_indicator(self, x: Value) -> bool:
+        """Return whether the elements of a value are truth values as numbers: each is 0 or 1."""
+        if x.dtype == "bool":
+            return True
+        node = next((node for node in reversed(self.graph.nodes) if node["output"] == x.number), None)
+        if node is None:
+            return False
+        sources = [self.graph.values[number] for number in node["inputs"]]
+        inputs = [
+            Value(number, source["dtype"], tuple(source["shape"]))
+            for number, source in zip(node["inputs"], sources, strict=True)
+        ]
+        op = node["op"]
+        is_move = op["op"] in ("cast", "reshape", "expand", "permute", "slice", "one_hot")
+        if is_move or (op["op"] == "binary" and op["function"] == "mul"):
+            return op["op"] == "one_hot" or (bool(inputs) and all(self.is_indicator(item) for item in inputs))
+        return False
 
     def broadcast(self, *values: Value) -> tuple[int, ...]:
         """Return the dimensions to which values are broadcast."""
@@ -360,16 +429,19 @@ def source_location(node: torch.fx.Node, location: str) -> str:
     while not node.meta.get("stack_trace") and node.all_input_nodes:
         node = node.all_input_nodes[0]
     frames = re.findall(r'File "(.+?)", line (\d+)', node.meta.get("stack_trace") or "")
-    # The last line outside of the libraries and of this client, if there is one.
-    frames = [
-        frame for frame in frames if not (GENERATED.match(frame[0]) or frame[0].startswith(LIBRARIES[1]))
-    ]
-    of_user = [frame for frame in frames if not frame[0].startswith(library_directories())]
-    found = ", ".join(f"{file}:{line}" for file, line in (of_user or frames)[-1:])
-    path = _module_path(node)
-    if not found:
-        return location if path == "root" else path
-    return f"{path} ({found})"
+    # The last line outside of the libraries and of this client.
+    of_user = [f"{file}:{line}" for file, line in frames if is_of_user(file)]
+    path, kind = _module_path(node), _module_class(node)
+    if of_user:
+        return f"{path} ({of_user[-1]})"
+    return location if path == "root" else f"{path} ({kind})"
+
+
+def _module_class(node: torch.fx.Node) -> str:
+    """Return the name of the class of the module that an operator is part of."""
+    stack = list(node.meta.get("nn_module_stack", {}).values())
+    kind = stack[-1][1] if stack else "module"
+    return kind.rpartition(".")[2] if isinstance(kind, str) else str(kind.__name__)
 
 
 def _initial(data: torch.Tensor) -> dict[str, Any]:

@@ -7,9 +7,12 @@ from millrace.torch.operators import (
     indexing,
     layers,
     losses,
+    random,
     recurrent,
     reductions,
+    scatter,
     shapes,
+    sorting,
 )
 from millrace.torch.operators.registry import TRANSLATIONS, Translation
 
@@ -22,7 +25,10 @@ __all__ = [
     "indexing",
     "layers",
     "losses",
+    "random",
     "recurrent",
     "reductions",
+    "scatter",
     "shapes",
+    "sorting",
 ]

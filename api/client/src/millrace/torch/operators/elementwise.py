@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import prod
 from typing import Any
 
@@ -14,6 +15,7 @@ from millrace.torch.operands import (
     Fixed,
     LabelLosses,
     Loss,
+    Losses,
     Operand,
     Parameter,
     ParameterView,
@@ -64,15 +66,19 @@ def mean_loss(t: Translator, x: Traced) -> Loss:
         node = {"op": "reduce", "reduction": "mean", "axes": axes}
         return t.graph.node(node, [value], ()) if axes else value
 
-    return Loss((Term(emit, of_samples, "batch_size"),))
+    return Loss((Term(emit, of_samples, "batch_size", elements=value),))
 
 
 def _binary(function: str) -> Translation:
     def translation(t: Translator, layout: Layout, args: list[Any], kwargs: dict[str, Any]) -> Operand:
+        if any(isinstance(item, Losses) for item in args):
+            return _of_each_loss(t, function, *args[:2])
         if any(isinstance(item, Loss | Ratio) for item in args):
-            return _arithmetic_of_losses(t, function, args[0], args[1])
-        if any(isinstance(item, Uniform) for item in args):
-            return _shifted(function, args[0], args[1])
+            return _arithmetic_of_losses(t, function, *_with_alpha(args, kwargs))
+        if function == "add" and any(isinstance(item, Uniform) for item in args[:2]):
+            numbers, shift = args[:2] if isinstance(args[0], Uniform) else reversed(args[:2])
+            if isinstance(shift, int | float):
+                return Uniform(numbers.layout, numbers.start + shift)
         left, right = (t.cast(t.value(item, layout), "f32") for item in args[:2])
         if kwargs.get("alpha", 1) != 1:
             right = binary(t, "mul", right, t.number(kwargs["alpha"]))
@@ -81,10 +87,45 @@ def _binary(function: str) -> Translation:
     return translation
 
 
+def _with_alpha(args: list[Any], kwargs: dict[str, Any]) -> list[Any]:
+    """Return the operands of a sum, the second one times `alpha`."""
+    alpha, second = kwargs.get("alpha", 1), args[1]
+    return [
+        args[0],
+        second if alpha == 1 else second.times(alpha) if isinstance(second, Loss) else second * alpha,
+    ]
+
+
+def _of_each_loss(t: Translator, function: str, left: Operand, right: Operand) -> Losses:
+    """Return the results of a function of each of several losses and one number, or one for each."""
+    count = len((left if isinstance(left, Losses) else right).items)
+
+    def item(operand: Operand, at: int) -> Operand:
+        if isinstance(operand, Losses):
+            return operand.items[at]
+        if isinstance(operand, Fixed):
+            return float(operand.tensor.expand(count)[at])
+        if isinstance(operand, Parameter | ParameterView | Traced):
+            value = t.reshape(t.traced(operand).value, (prod(t.traced(operand).value.shape),))
+            if value.shape != (1,):
+                node = {"op": "slice", "axis": 0, "start": at, "end": at + 1}
+                value = t.graph.node(node, [value], (1,))
+            return Traced(value, Layout((1,)))
+        return operand
+
+    results = [_arithmetic_of_losses(t, function, item(left, at), item(right, at)) for at in range(count)]
+    losses = tuple(result for result in results if isinstance(result, Loss))
+    if len(losses) < count:
+        raise UnsupportedModelError(NO_MEAN)
+    return Losses(losses)
+
+
 def _arithmetic_of_losses(t: Translator, function: str, left: Operand, right: Operand) -> Loss | Ratio:
     if function in ("add", "sub"):
         # A number that depends on parameters only, such as the sum of their squares, is its own mean.
-        left, right = (mean_loss(t, item) if _is_of_parameters(item) else item for item in (left, right))
+        left, right = (
+            mean_loss(t, t.traced(item)) if is_of_parameters(item) else item for item in (left, right)
+        )
     if function in ("add", "sub") and isinstance(left, Loss) and isinstance(right, Loss):
         return Loss(left.terms + right.times(1.0 if function == "add" else -1.0).terms)
     if function == "div" and isinstance(left, Loss) and isinstance(right, Loss):
@@ -101,9 +142,77 @@ def _arithmetic_of_losses(t: Translator, function: str, left: Operand, right: Op
             return loss.times(number)
         if function == "div" and is_left:
             return loss.times(1.0 / number)
+        if function in ("add", "maximum") and is_count(t, loss) and 0 < number <= LEAST[function]:
+            return loss
+        if function in ("add", "sub") and isinstance(loss, Loss):
+            constant = mean_loss(t, Traced(t.number(number), Layout(())))
+            return _arithmetic_of_losses(t, function, *((loss, constant) if is_left else (constant, loss)))
+    if (
+        isinstance(loss, Loss)
+        and is_of_parameters(number)
+        and (function == "mul" or (function == "div" and is_left))
+    ):
+        return loss_times_value(t, loss, function, t.reshape(t.traced(number).value, ()))
     if function == "div" and isinstance(left, Loss) and (multiple := _multiple_of_batch(number)):
         return left.by_samples(multiple)
-    raise UnsupportedModelError("a loss can be multiplied by a fixed number, and added to another loss")
+    raise UnsupportedModelError(NO_MEAN)
+
+
+LEAST = {"add": 1e-5, "maximum": 1.0}
+"""What a number of elements, by which a sum is divided, may be increased by, or be at least."""
+
+NO_MEAN = (
+    "a mean over the batch can be multiplied by numbers and added to another, and nothing else: apply other "
+    "functions to the losses of each sample, before the mean"
+)
+
+
+def is_count(t: Translator, loss: Loss | Ratio) -> bool:
+    """Return whether a sum over the batch counts elements, with 1 for each that counts and 0 for others."""
+    if not isinstance(loss, Loss) or len(loss.terms) != 1:
+        return False
+    elements = loss.terms[0].elements
+    return elements is not None and t.is_indicator(elements)
+
+
+def loss_times_value(t: Translator, loss: Loss, function: str, number: Value) -> Loss:
+    """Return a loss multiplied or divided by a number that depends on parameters."""
+    terms = []
+    for term in loss.terms:
+        total = binary(t, function, term.of_samples(), number)
+        terms.append(replace(sum_term(t, total), scaling=term.scaling, factor=term.factor))
+        if term.labels is not None and term.scaling == "num_tokens":
+            terms.append(count_term(t, compared(t, "ge", term.labels, t.number(0, "i32")), term.labels))
+    return Loss(tuple(terms))
+
+
+def sum_term(t: Translator, value: Value) -> Term:
+    """Return the sum of a value's elements as a term."""
+    (term,) = mean_loss(t, Traced(value, Layout((1, *value.shape), 0))).as_sum(prod(value.shape)).terms
+    return term
+
+
+def compared(t: Translator, relation: str, left: Value, right: Value) -> Value:
+    """Add a comparison of two values."""
+    shape = t.broadcast(left, right)
+    return t.graph.node({"op": "compare", "relation": relation}, [left, right], shape, "bool")
+
+
+def count_term(t: Translator, mask: Value, labels: Value | None = None) -> Term:
+    """Return a term that is 0, and makes the sum of all terms be divided by the number of true elements.
+
+    It is a cross-entropy with one class. `labels` are those that another term counts in the same way.
+    """
+    path, shape = t.graph.path, mask.shape
+    both = [t.number(0, "i32"), t.number(-1, "i32")]
+    counted = t.graph.node({"op": "select"}, [mask, *both], shape, "i32")
+    logits = t.expand(t.number(0.0), (*shape, 1))
+
+    def emit(factor: float) -> None:
+        t.graph.path = path
+        t.graph.loss({"op": "logits_cross_entropy", "factor": factor}, [logits, counted])
+
+    return Term(emit, lambda: t.number(0.0), "num_tokens", labels=counted if labels is None else labels)
 
 
 def _multiple_of_batch(number: Operand) -> int | None:
@@ -116,16 +225,11 @@ def _multiple_of_batch(number: Operand) -> int | None:
     return None
 
 
-def _is_of_parameters(operand: Operand) -> bool:
+def is_of_parameters(operand: Operand) -> bool:
+    """Return whether an operand is one number that depends on parameters and on no sample."""
+    if isinstance(operand, Parameter | ParameterView):
+        return prod(operand.shape) == 1
     return isinstance(operand, Traced) and operand.layout.axis is None and prod(operand.value.shape) == 1
-
-
-def _shifted(function: str, left: Operand, right: Operand) -> Uniform:
-    """Return random numbers plus a number."""
-    numbers, shift = (left, right) if isinstance(left, Uniform) else (right, left)
-    if function != "add" or not isinstance(numbers, Uniform) or not isinstance(shift, int | float):
-        raise UnsupportedModelError("random numbers other than floor(probability + rand())")
-    return Uniform(numbers.layout, numbers.start + shift)
 
 
 @translates("pow.Tensor_Scalar")
@@ -226,8 +330,10 @@ def _where(t: Translator, layout: Layout, args: list[Any], kwargs: dict[str, Any
 
 @translates("clamp", "hardtanh")
 def _clamp(t: Translator, layout: Layout, args: list[Any], kwargs: dict[str, Any]) -> Operand:
-    x = t.cast(t.value(args[0], layout), "f32")
     _, least, most = completed(args, None, kwargs.get("min"), kwargs.get("max"))
+    if isinstance(args[0], Loss) and is_count(t, args[0]) and most is None and 0 < least <= LEAST["maximum"]:
+        return args[0]
+    x = t.cast(t.value(args[0], layout), "f32")
     for function, bound in (("max", least), ("min", most)):
         if bound is not None:
             x = binary(t, function, x, t.value(bound, layout))
@@ -239,11 +345,19 @@ def _convert(t: Translator, layout: Layout, args: list[Any], kwargs: dict[str, A
     dtype = kwargs.get("dtype")
     if dtype is not None and dtype not in DTYPES:
         raise UnsupportedModelError(
-            f"values of type {dtype}: use float32, integers and bool, without autocast"
+            f"values of type {dtype}: use float32, integers and bool, and mixed_precision=True in place of "
+            "autocast"
         )
-    if isinstance(args[0], Parameter | ParameterView | LabelLosses) or dtype is None:
+    is_whole = isinstance(args[0], Parameter | ParameterView | LabelLosses | Loss | Losses | Ratio)
+    if is_whole or dtype is None:
         return args[0]
     return Traced(t.cast(args[0].value, DTYPES[dtype]), layout)
+
+
+@translates("stop_gradient")
+def _stop_gradient(t: Translator, layout: Layout, args: list[Any], kwargs: dict[str, Any]) -> Operand:
+    x = t.value(args[0], layout)
+    return Traced(t.graph.node({"op": "stop_gradient"}, [x], x.shape), layout)
 
 
 @translates("full_like")

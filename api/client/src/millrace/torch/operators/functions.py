@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 from millrace.torch.document import Value
 from millrace.torch.layout import Layout
-from millrace.torch.operands import Operand, Traced, Uniform, UnsupportedModelError
+from millrace.torch.operands import Operand, Traced
 from millrace.torch.operators.elementwise import binary, unary
 from millrace.torch.operators.registry import TRANSLATIONS, Translation, completed, translates
 from millrace.torch.translator import Translator
@@ -133,6 +133,20 @@ def _softplus(t: Translator, layout: Layout, args: list[Any], kwargs: dict[str, 
     return Traced(select(t, compare(t, "gt", scaled, t.number(threshold)), x, curve), layout)
 
 
+@translates("round", "round.decimals")
+def _round(t: Translator, layout: Layout, args: list[Any], kwargs: dict[str, Any]) -> Operand:
+    unit = 10.0 ** kwargs.get("decimals", 0)
+    x = times(t, t.cast(t.value(args[0], layout), "f32"), unit)
+    # Halves are rounded to even numbers.
+    shifted = plus(t, x, 0.5)
+    nearest = unary(t, "floor", shifted)
+    half = times(t, nearest, 0.5)
+    is_odd = compare(t, "ne", half, unary(t, "floor", half))
+    even = select(t, is_odd, plus(t, nearest, -1.0), nearest)
+    rounded = select(t, compare(t, "eq", shifted, nearest), even, nearest)
+    return Traced(t.cast(times(t, rounded, 1 / unit), t.dtype), layout)
+
+
 @translates("remainder", "fmod")
 def _remainder(t: Translator, layout: Layout, args: list[Any], kwargs: dict[str, Any]) -> Operand:
     left, right = (t.cast(t.value(item, layout), "f32") for item in args[:2])
@@ -152,23 +166,6 @@ def _rounded_quotient(t: Translator, layout: Layout, args: list[Any], kwargs: di
     return Traced(t.cast(quotient, t.dtype), layout)
 
 
-def bernoulli(t: Translator, layout: Layout, probability: float) -> Traced:
-    """Add random numbers that are 1 with a probability, and 0 otherwise.
-
-    In evaluations they are the probability: in a module that divides by it, nothing is dropped.
-    """
-    ones = t.expand(t.number(1.0), layout.sample)
-    kept = t.graph.node({"op": "dropout", "rate": 1.0 - probability}, [ones], ones.shape)
-    return Traced(times(t, kept, probability), layout)
-
-
-@translates("bernoulli", "bernoulli.p")
-def _bernoulli(t: Translator, layout: Layout, args: list[Any], kwargs: dict[str, Any]) -> Operand:
-    if len(args) < 2 or not isinstance(args[1], float) or not 0 < args[1] <= 1:
-        raise UnsupportedModelError("random numbers by computed probabilities")
-    return bernoulli(t, layout, args[1])
-
-
 @translates("feature_dropout")
 def _feature_dropout(t: Translator, layout: Layout, args: list[Any], kwargs: dict[str, Any]) -> Operand:
     x, rate = t.value(args[0], layout), args[1]
@@ -178,11 +175,6 @@ def _feature_dropout(t: Translator, layout: Layout, args: list[Any], kwargs: dic
     ones = t.expand(t.number(1.0), channels)
     kept = t.graph.node({"op": "dropout", "rate": rate}, [ones], channels)
     return Traced(binary(t, "mul", x, kept), layout)
-
-
-@translates("rand", "rand_like")
-def _uniform(t: Translator, layout: Layout, args: list[Any], kwargs: dict[str, Any]) -> Operand:
-    return Uniform(layout)
 
 
 TRANSLATIONS.update({name: _composed(function) for name, function in FUNCTIONS.items()})

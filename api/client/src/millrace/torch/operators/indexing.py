@@ -15,6 +15,7 @@ from millrace.torch.operators.elementwise import unary
 from millrace.torch.operators.functions import compare
 from millrace.torch.operators.registry import completed, translates
 from millrace.torch.operators.shapes import join, part
+from millrace.torch.operators.sorting import elements_at, sorted_indices
 from millrace.torch.operators.unsupported import message
 from millrace.torch.translator import BATCH, Translator, sample_elements
 
@@ -22,7 +23,7 @@ MAX_RUNS = 3
 """Indices of at most so many contiguous runs are slices."""
 
 MAX_TOP = 8
-"""Maximum k of `topk`, which is computed by one maximum after the other."""
+"""Maximum k of a `topk` that is computed by one maximum after the other; others are sorted."""
 
 
 def take(t: Translator, x: Value, axis: int, indices: Sequence[int]) -> Value:
@@ -217,9 +218,10 @@ def _extreme(t: Translator, layout: Layout, args: list[Any], kwargs: dict[str, A
 @translates("topk")
 def _topk(t: Translator, layout: Layout, args: list[Any], kwargs: dict[str, Any]) -> Operand:
     x, count, dim, is_largest = completed([t.traced(args[0]), *args[1:]], None, None, -1, True)[:4]
-    if not is_largest or count > MAX_TOP:
-        raise UnsupportedModelError(f"topk of more than {MAX_TOP} elements, or of the smallest ones")
     axis, rest = x.layout.dimension(dim), t.cast(x.value, "f32")
+    if not is_largest or count > MAX_TOP:
+        index = part(t, sorted_indices(t, rest, axis, descending=is_largest), axis, 0, count)
+        return [Traced(elements_at(t, x.value, axis, index), layout), Traced(index, layout)]
     positions = torch.arange(rest.shape[axis], dtype=torch.int32).reshape(
         -1, *(1 for _ in rest.shape[axis + 1 :])
     )

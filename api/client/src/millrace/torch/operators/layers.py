@@ -229,19 +229,102 @@ def _embedding(t: Translator, layout: Layout, args: list[Any], kwargs: dict[str,
     )[:4]
     if is_scaled:
         raise UnsupportedModelError("an embedding with scale_grad_by_freq")
-    if not isinstance(table, Parameter):
-        raise UnsupportedModelError("an embedding whose table is computed")
-    indices = ids.value
-    rows = (*indices.shape, table.shape[1])
-    value = t.graph.node({"op": "embedding"}, [indices], rows, params=[t.tensor(table, "embedding")])
+    indices, shape = ids.value, (*ids.value.shape, table_shape(table)[1])
+    if isinstance(table, Parameter) and not t.is_used_in_another_shape(table):
+        value = t.graph.node({"op": "embedding"}, [indices], shape, params=[t.tensor(table, "embedding")])
+    else:
+        # Rows of a matrix that is computed.
+        flat = (prod(indices.shape), shape[-1])
+        column = t.expand(t.reshape(indices, (flat[0], 1)), flat)
+        value = t.graph.node({"op": "gather", "axis": 0}, [t.traced(table).value, column], flat)
+        value = t.reshape(value, shape)
     if padding >= 0:
         # The row of the padding is zero, and stays so.
         node = {"op": "compare", "relation": "ne"}
         is_kept = t.graph.node(node, [indices, t.number(padding, "i32")], indices.shape, "bool")
         value = binary(t, "mul", value, t.reshape(t.cast(is_kept, "f32"), (*indices.shape, 1)))
-    if ids.layout.axis is None:
-        return Traced(value, Layout(rows))
-    return Traced(value, layout)
+    return Traced(value, Layout(shape) if ids.layout.axis is None else layout)
+
+
+def table_shape(table: Operand) -> tuple[int, ...]:
+    """Return the shape of a table of embeddings, which may be computed."""
+    return table.shape if isinstance(table, Parameter | ParameterView) else table.layout.sizes
+
+
+@translates("embedding_bag", "_embedding_bag")
+def _embedding_bag(t: Translator, layout: Layout, args: list[Any], kwargs: dict[str, Any]) -> Operand:
+    table, ids, offsets, is_scaled, mode, _, weights, ends, padding = completed(
+        args, None, None, None, False, 0, False, None, False, None
+    )
+    ids = t.traced(ids)
+    count = ids.layout.merged
+    is_regular = isinstance(offsets, Fixed) and ids.layout.axis == 0 and not ends
+    if not is_regular or offsets.tensor.flatten().tolist() != [0, count]:
+        raise UnsupportedModelError(
+            "embedding_bag with offsets: use indices of the same number for each sample, x[batch, number]"
+        )
+    of_rows = Layout((count, 1), 0, count)
+    rows = _embedding(t, of_rows, [table, ids, -1 if padding is None else padding, False, is_scaled], {})
+    value = t.reshape(rows.value, (count, table_shape(table)[1]))
+    if weights is not None:
+        value = binary(t, "mul", value, t.reshape(t.traced(weights).value, (count, 1)))
+    has_padding = padding is not None and padding >= 0
+    if mode == MAX_MODE:
+        if has_padding:
+            raise UnsupportedModelError("embedding_bag with mode='max' and padding_idx: use mode='sum'")
+        return [Traced(reduce(t, value, [0], "max", keep=False), layout), None, None, None]
+    value = reduce(t, value, [0], "sum", keep=False)
+    if mode == MEAN_MODE and not has_padding:
+        value = binary(t, "mul", value, t.number(1.0 / count))
+    elif mode == MEAN_MODE:
+        node = {"op": "compare", "relation": "ne"}
+        indices = t.reshape(ids.value, (count, 1))
+        is_kept = t.graph.node(node, [indices, t.number(padding, "i32")], (count, 1), "bool")
+        number = reduce(t, t.cast(is_kept, "f32"), [0], "sum", keep=False)
+        value = binary(t, "div", value, binary(t, "max", number, t.number(1.0)))
+    return [Traced(value, layout), None, None, None]
+
+
+MEAN_MODE, MAX_MODE = 1, 2
+"""The numbers of the modes `mean` and `max` of an embedding bag in PyTorch."""
+
+
+@translates("bilinear")
+def _bilinear(t: Translator, layout: Layout, args: list[Any], kwargs: dict[str, Any]) -> Operand:
+    left, right, weight, bias = completed(args, None, None, None, None)
+    a, b = t.traced(left).value, t.traced(right).value
+    outputs, inputs, others = table_shape(weight)
+    merged = t.parameter_view(weight, lambda strides: strides.view(outputs * inputs, others))
+    rows = t.reshape(linear(t, b, merged, None), (*b.shape[:-1], outputs, inputs))
+    products = binary(t, "mul", rows, t.reshape(a, (*a.shape[:-1], 1, inputs)))
+    value = reduce(t, products, [len(products.shape) - 1], "sum", keep=False)
+    return Traced(value if bias is None else binary(t, "add", value, t.traced(bias).value), layout)
+
+
+@translates("_cdist_forward", "_euclidean_dist")
+def _distances(t: Translator, layout: Layout, args: list[Any], kwargs: dict[str, Any]) -> Operand:
+    left, right, power = completed(args[:3], None, None, 2.0)
+    a, b = t.traced(left), t.traced(right)
+    if power not in (1.0, 2.0):
+        raise UnsupportedModelError("cdist with another norm than 1 and 2")
+    # Rows or columns that are samples: one of each in the distances for a sample.
+    first, second = a.value, b.value
+    if a.layout.axis == a.layout.rank - 2 and a.layout.merged == 1:
+        first = t.reshape(first, (*first.shape[:-1], 1, first.shape[-1]))
+    if b.layout.axis == b.layout.rank - 2:
+        raise MixesSamplesError("it computes distances between the samples of a batch")
+    first = t.reshape(first, (*first.shape[:-1], 1, first.shape[-1]))
+    second = t.reshape(second, (*second.shape[:-2], 1, *second.shape[-2:]))
+    difference = binary(t, "sub", first, second)
+    norm = unary(t, "abs" if power == 1 else "square", difference)
+    norm = reduce(t, norm, [len(norm.shape) - 1], "sum", keep=False)
+    if power == 2:
+        # The root of 0 has no gradient.
+        zero, one = t.number(0.0), t.number(1.0)
+        is_apart = t.graph.node({"op": "compare", "relation": "gt"}, [norm, zero], norm.shape, "bool")
+        root = unary(t, "sqrt", t.graph.node({"op": "select"}, [is_apart, norm, one], norm.shape))
+        norm = t.graph.node({"op": "select"}, [is_apart, root, zero], norm.shape)
+    return Traced(t.reshape(norm, layout.sample), layout)
 
 
 @translates("_native_batch_norm_legit_no_training")

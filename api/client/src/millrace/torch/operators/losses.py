@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import prod
 from typing import Any
 
 from millrace.torch.document import Value
 from millrace.torch.layout import Layout
 from millrace.torch.operands import LabelLosses, Loss, Operand, Term, Traced, UnsupportedModelError
-from millrace.torch.operators.elementwise import binary, mean_loss, unary
-from millrace.torch.operators.functions import compare, select, times
+from millrace.torch.operators.elementwise import binary, count_term, mean_loss, sum_term, unary
+from millrace.torch.operators.functions import compare, plus, select, times
 from millrace.torch.operators.reductions import reduce
 from millrace.torch.operators.registry import completed, translates
 from millrace.torch.operators.shapes import permute
@@ -25,8 +26,11 @@ def _cross_entropy(t: Translator, layout: Layout, args: list[Any], kwargs: dict[
     logits = t.traced(x)
     rows = _rows(t, logits)
     if not isinstance(y, Traced) or y.value.dtype != "i32":
-        return _of_probabilities(t, rows, t.value(y, logits.layout), [weight, reduction, smoothing], layout)
+        targets = _rows(t, Traced(t.value(y, logits.layout), logits.layout))
+        return _of_probabilities(t, rows, targets, [weight, reduction, smoothing], layout)
     targets = y.value if ignored < 0 else _without(t, y.value, ignored)
+    if weight is not None and reduction == SUM:
+        return Loss((sum_term(t, _of_each_label(t, rows, targets, weight, smoothing)),))
     if reduction == NONE:
         if weight is None and not smoothing:
             return _label_losses(t, rows, targets, layout)
@@ -135,15 +139,16 @@ def _of_probabilities(t: Translator, rows: Value, targets: Value, how: list[Any]
     """Add the cross-entropy with probabilities, of which each row has one for each class."""
     weight, reduction, smoothing = how
     axis = len(rows.shape) - 1
-    is_plain = weight is None and not smoothing and reduction in (NONE, MEAN)
-    if not is_plain or targets.shape != rows.shape or axis:
-        raise UnsupportedModelError(
-            "a cross-entropy of labels that are probabilities, with weights, label smoothing, a sum, or more "
-            "than one label of each sample: write it with log_softmax"
-        )
+    if smoothing:
+        targets = plus(t, times(t, targets, 1.0 - smoothing), smoothing / rows.shape[axis])
+    if weight is not None:
+        targets = binary(t, "mul", targets, t.traced(weight).value)
     products = binary(t, "mul", _log_probabilities(t, rows), targets)
     losses = unary(t, "neg", reduce(t, products, [axis], "sum", keep=False))
-    return Traced(losses, layout) if reduction == NONE else mean_loss(t, Traced(losses, Layout((1,), 0)))
+    if reduction == NONE:
+        return Traced(losses, layout)
+    mean = mean_loss(t, Traced(losses, Layout((1, *losses.shape), 0)))
+    return mean if reduction == MEAN else mean.as_sum(prod(losses.shape))
 
 
 @translates("nll_loss", "nll_loss_nd", "nll_loss2d")
@@ -154,17 +159,29 @@ def _negative_log_likelihood(
     rows = _rows(t, t.traced(x))
     labels = t.traced(y).value
     targets = labels if ignored < 0 else _without(t, labels, ignored)
-    if reduction == NONE and weight is None:
-        chosen = unary(t, "neg", _at_labels(t, rows, targets))
-        return Traced(select(t, _counts(t, targets), chosen, t.number(0.0)), layout)
-    if reduction != MEAN or weight is not None or not _is_log_softmax(t, rows):
+    if reduction == MEAN and weight is not None:
         raise UnsupportedModelError(
-            "nll_loss with weights, without a mean, or of values other than those of log_softmax: use "
-            "cross_entropy"
+            "an nll_loss with weights of classes, whose mean is divided by the weights of the batch: use "
+            "reduction='none' and the mean of it"
         )
-    # The logarithm of the softmax of such values are the values, with the same gradient.
-    op = {"op": "logits_cross_entropy"}
-    return Loss((_term(t, op, [rows, targets], 1.0, _scaling(targets, ignored), targets),))
+    if reduction == MEAN and _is_log_softmax(t, rows):
+        # The logarithm of the softmax of such values are the values, with the same gradient.
+        op = {"op": "logits_cross_entropy"}
+        return Loss((_term(t, op, [rows, targets], 1.0, _scaling(targets, ignored), targets),))
+    losses = unary(t, "neg", _at_labels(t, rows, targets))
+    if weight is not None:
+        losses = binary(
+            t, "mul", losses, _at_labels(t, t.expand(t.traced(weight).value, rows.shape), targets)
+        )
+    losses = select(t, _counts(t, targets), losses, t.number(0.0))
+    if reduction == NONE:
+        return Traced(losses, layout)
+    total = sum_term(t, losses)
+    if reduction == SUM:
+        return Loss((total,))
+    total = replace(total, scaling=_scaling(targets, ignored))
+    count = count_term(t, _counts(t, targets), targets)
+    return Loss((total, count) if total.scaling == "num_tokens" else (total,))
 
 
 def _is_log_softmax(t: Translator, x: Value) -> bool:
@@ -179,17 +196,22 @@ def _is_log_softmax(t: Translator, x: Value) -> bool:
 
 
 def _without(t: Translator, labels: Value, ignored: int) -> Value:
-    """Return labels of which those that are `ignored` do not count."""
-    node = {"op": "compare", "relation": "eq"}
-    is_ignored = t.graph.node(node, [labels, t.number(ignored, "i32")], labels.shape, "bool")
-    return t.graph.node({"op": "select"}, [is_ignored, t.number(-1, "i32"), labels], labels.shape, "i32")
+    """Return labels of which those that are `ignored` do not count. Losses of the same labels share them."""
+    key = labels.number, ignored
+    if key not in t.counted_labels:
+        node = {"op": "compare", "relation": "eq"}
+        is_ignored = t.graph.node(node, [labels, t.number(ignored, "i32")], labels.shape, "bool")
+        inputs = [is_ignored, t.number(-1, "i32"), labels]
+        t.counted_labels[key] = t.graph.node({"op": "select"}, inputs, labels.shape, "i32")
+    return t.counted_labels[key]
 
 
 @translates("mse_loss")
 def _squared_error(t: Translator, layout: Layout, args: list[Any], kwargs: dict[str, Any]) -> Operand:
     x, y, reduction = completed([t.traced(args[0]), *args[1:]], None, None, MEAN)
-    if reduction not in (NONE, MEAN):
-        raise UnsupportedModelError("a squared error without a mean")
     difference = binary(t, "sub", x.value, t.value(y, x.layout))
     squares = Traced(unary(t, "square", difference), x.layout)
-    return squares if reduction == NONE else mean_loss(t, squares)
+    if reduction == NONE:
+        return squares
+    mean = mean_loss(t, squares)
+    return mean if reduction == MEAN else mean.as_sum(prod(squares.value.shape))

@@ -7,7 +7,7 @@ from typing import Any
 
 from millrace.torch.document import Value
 from millrace.torch.layout import Layout, MixesSamplesError
-from millrace.torch.operands import LabelLosses, Operand, Traced
+from millrace.torch.operands import LabelLosses, Loss, Losses, Operand, Ratio, Traced
 from millrace.torch.operators.elementwise import binary, mean_loss, unary
 from millrace.torch.operators.registry import TRANSLATIONS, Translation, completed, translates
 from millrace.torch.operators.shapes import permute
@@ -34,6 +34,10 @@ def _dims(x: Traced | LabelLosses, given: Any) -> list[int]:
 def _reduction(name: str) -> Translation:
     def translation(t: Translator, layout: Layout, args: list[Any], kwargs: dict[str, Any]) -> Operand:
         operand, given, keep = completed(args, None, None, False)
+        if isinstance(operand, Loss | Ratio) and name in ("mean", "sum"):
+            return operand
+        if isinstance(operand, Losses) and name in ("mean", "sum"):
+            return operand.total().times(1.0 if name == "sum" else 1.0 / len(operand.items))
         is_loss = isinstance(operand, LabelLosses) and name in ("mean", "sum")
         if is_loss and len(_dims(operand, given)) == operand.layout.rank:
             return operand.mean if name == "mean" else operand.mean.as_sum(prod(operand.layout.sample))

@@ -8,7 +8,18 @@ from typing import Any
 
 from millrace.torch.document import Value
 from millrace.torch.layout import Layout, MixesSamplesError
-from millrace.torch.operands import Fixed, LabelLosses, Operand, Parameter, ParameterView, Traced
+from millrace.torch.operands import (
+    Fixed,
+    LabelLosses,
+    Loss,
+    Losses,
+    Operand,
+    Parameter,
+    ParameterView,
+    Ratio,
+    Traced,
+    UnsupportedModelError,
+)
 from millrace.torch.operators.registry import completed, translates
 from millrace.torch.translator import Translator
 
@@ -52,6 +63,8 @@ def _view(t: Translator, layout: Layout, args: list[Any], kwargs: dict[str, Any]
         view = t.parameter_view(operand, lambda strides: strides.view(layout.sizes))
         if view is not None:
             return view
+    if isinstance(operand, Loss | Losses | Ratio):
+        return operand
     if isinstance(operand, LabelLosses):
         return replace(operand, layout=operand.layout.reshaped(layout))
     x = t.traced(operand)
@@ -91,6 +104,8 @@ def _slice(t: Translator, layout: Layout, args: list[Any], kwargs: dict[str, Any
 
 @translates("select")
 def _select(t: Translator, layout: Layout, args: list[Any], kwargs: dict[str, Any]) -> Operand:
+    if isinstance(args[0], Losses):
+        return args[0].items[args[2]]
     x, dim, index = t.traced(args[0]), args[1], args[2]
     index %= x.layout.sizes[x.layout.index(dim)]
     return Traced(part(t, x.value, x.layout.dimension(dim), index, index + 1, drop=True), layout)
@@ -113,6 +128,10 @@ def _split(t: Translator, layout: Layout, args: list[Any], kwargs: dict[str, Any
 @translates("cat")
 def _concatenate(t: Translator, layout: Layout, args: list[Any], kwargs: dict[str, Any]) -> Operand:
     items, dim = completed(args, None, 0)
+    if any(isinstance(item, Loss | Losses) for item in items):
+        return Losses(
+            tuple(loss for item in items for loss in (item.items if isinstance(item, Losses) else [item]))
+        )
     axis = layout.dimension(dim)
     parts = []
     # As in PyTorch, an empty vector is no part. Caches of transformers begin with one.
@@ -199,6 +218,10 @@ def _replaced(t: Translator, x: Value, new: Value, layout: Layout, axis: int, st
 @translates("stack")
 def _stack(t: Translator, layout: Layout, args: list[Any], kwargs: dict[str, Any]) -> Operand:
     items, dim = completed(args, None, 0)
+    if any(isinstance(item, Loss) for item in items):
+        if not all(isinstance(item, Loss) for item in items):
+            raise UnsupportedModelError("losses and other values in one tensor: add them")
+        return Losses(tuple(items))
     axis = layout.dimension(dim)
     one = (*layout.sample[:axis], 1, *layout.sample[axis + 1 :])
     of_item = Layout(
