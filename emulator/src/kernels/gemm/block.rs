@@ -3,10 +3,11 @@
 use std::ops::Range;
 
 use super::Accumulate;
-use super::micro::{MicroKernel, Tile};
+use super::micro::{MicroKernel, Tile, UNROLL_STEPS};
 use super::pack::{PackLayout, PackSource, pack_panels};
 use crate::kernels::isa::Simd;
 use crate::kernels::matrix::{MatMut, MatPtr, MatRef};
+use crate::kernels::vector::CACHE_LINE_ELEMENTS;
 use crate::numerics::{GEMM_INNER_BLOCK, Precision};
 
 /// Packed panels of at most [`GEMM_INNER_BLOCK`] steps, one after the other.
@@ -143,15 +144,18 @@ pub(super) unsafe fn sweep(
     part_of: impl Fn(usize, usize) -> TileRegion,
 ) {
     assert!(right.width == micro.nr && bias.is_none_or(|bias| bias.len() >= cols.len()));
+    // While the rows iterate over a panel of B, each prefetches its share of the next one, and no more: other lines
+    // would take the place of A in the cache.
+    let tiles = rows.len().div_ceil(micro.mr).max(1);
+    let next_stride = (UNROLL_STEPS * micro.nr).div_ceil(tiles).min(CACHE_LINE_ELEMENTS);
     for col in cols.clone().step_by(micro.nr) {
-        // While the rows iterate over this panel of B, each prefetches its share of the next one.
         let next_panel = right.data.as_ptr().wrapping_add((col + micro.nr) * right.steps);
         for row in rows.clone().step_by(micro.mr) {
             let TileRegion { steps, cols: requested } = part_of(row, col);
             if steps.is_empty() {
                 continue;
             }
-            let next = next_panel.wrapping_add((row - rows.start) / micro.mr * (steps.len() / 4) * 16);
+            let prefetched = (row - rows.start) / micro.mr * (steps.len() / UNROLL_STEPS) * next_stride;
             let a = left.at(row, micro.mr, steps.start, steps.len());
             let b = &right.data[col * right.steps + steps.start * micro.nr..];
             assert!(steps.end <= left.steps && steps.end <= right.steps && b.len() >= steps.len() * micro.nr);
@@ -163,7 +167,8 @@ pub(super) unsafe fn sweep(
                     a,
                     a_strides: (left.lane.1, left.step),
                     b: b.as_ptr(),
-                    next,
+                    next: next_panel.wrapping_add(prefetched),
+                    next_stride,
                     c: c.at(row - rows.start, col - cols.start),
                     c_stride: c.row_stride(),
                     rows: micro.mr.min(rows.end - row),

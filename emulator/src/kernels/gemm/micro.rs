@@ -10,6 +10,9 @@ use crate::kernels::isa::Simd;
 use crate::kernels::vector::{CACHE_LINE_ELEMENTS, PortableVector, Vector, prefetch, prefetch_l2};
 use crate::numerics::Isa;
 
+/// Steps of the inner index per check of the loop counter.
+pub(crate) const UNROLL_STEPS: usize = 4;
+
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Tile {
     /// Steps of the inner index.
@@ -20,8 +23,10 @@ pub(crate) struct Tile {
     pub a_strides: (usize, usize),
     /// Panel of B: `k` groups of `nr` elements.
     pub b: *const f32,
-    /// Address to prefetch into the second-level cache, one line every four steps; may be invalid.
+    /// Address to prefetch into the second-level cache, every [`UNROLL_STEPS`] steps; may be invalid.
     pub next: *const f32,
+    /// Elements by which `next` advances, at most a cache line.
+    pub next_stride: usize,
     /// First element of the tile in C.
     pub c: *mut f32,
     /// Distance between rows of C.
@@ -79,8 +84,6 @@ impl MicroKernel {
 /// panel.
 #[inline(always)]
 unsafe fn kernel<V: Vector, const MR: usize, const NV: usize, const PACKED: bool>(tile: &Tile, nr: usize) {
-    /// Steps per check of the loop counter.
-    const UNROLL_STEPS: usize = 4;
     /// Elements of A fetched ahead: 512 bytes.
     const PREFETCH_ELEMENTS: usize = 128;
     // SAFETY: the caller guarantees the instruction set of `V`.
@@ -107,7 +110,7 @@ unsafe fn kernel<V: Vector, const MR: usize, const NV: usize, const PACKED: bool
                 prefetch(a.wrapping_add(PREFETCH_ELEMENTS + CACHE_LINE_ELEMENTS));
             }
             prefetch_l2(next);
-            next = next.wrapping_add(CACHE_LINE_ELEMENTS);
+            next = next.wrapping_add(tile.next_stride);
             for i in 0..UNROLL_STEPS {
                 step::<V, MR, NV>(a.wrapping_add(i * step_a), lane, b.add(i * nr), &mut acc);
             }
