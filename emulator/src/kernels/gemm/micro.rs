@@ -121,14 +121,22 @@ unsafe fn kernel<V: Vector, const MR: usize, const NV: usize, const PACKED: bool
         for i in 0..remaining {
             step::<V, MR, NV>(a.wrapping_add(i * step_a), lane, b.add(i * nr), &mut acc);
         }
-        // The sums go through memory: they only stay in registers until here if every index is a constant after
-        // unrolling, and the loop below is too large to be unrolled.
-        let mut sums = MaybeUninit::<[[V; NV]; MR]>::uninit();
-        for (i, sum) in acc.as_flattened().iter().enumerate() {
-            sums.as_mut_ptr().cast::<V>().add(i).write(*sum);
-        }
-        for (i, row) in sums.assume_init_ref().iter().enumerate().take(tile.rows) {
-            finish_row(tile, i, row);
+        let is_whole = tile.rows == MR && tile.cols == NV * V::LANES;
+        match (is_whole, tile.add, tile.bias.is_null()) {
+            (true, false, true) => finish_tile::<V, MR, NV, false, false>(tile, &acc),
+            (true, true, true) => finish_tile::<V, MR, NV, true, false>(tile, &acc),
+            (true, false, false) => finish_tile::<V, MR, NV, false, true>(tile, &acc),
+            _ => {
+                // The sums go through memory: they only stay in registers until here if every index is a constant
+                // after unrolling, and the loop below is too large to be unrolled.
+                let mut sums = MaybeUninit::<[[V; NV]; MR]>::uninit();
+                for (i, sum) in acc.as_flattened().iter().enumerate() {
+                    sums.as_mut_ptr().cast::<V>().add(i).write(*sum);
+                }
+                for (i, row) in sums.assume_init_ref().iter().enumerate().take(tile.rows) {
+                    finish_row(tile, i, row);
+                }
+            }
         }
     }
 }
@@ -156,6 +164,33 @@ unsafe fn step<V: Vector, const MR: usize, const NV: usize>(
         for (acc, r) in acc.iter_mut().zip(&row) {
             // SAFETY: the caller guarantees the instruction set of `V`.
             *acc = unsafe { x.mul_add(*r, *acc) };
+        }
+    }
+}
+
+/// Stores a tile of which all rows and columns exist: added to C if `ADD`, then with the bias if `BIAS`.
+///
+/// # Safety
+/// As [`MicroKernel::run`]; the tile has `MR` rows and `NV * LANES` columns, and a bias if `BIAS`.
+#[inline(always)]
+unsafe fn finish_tile<V: Vector, const MR: usize, const NV: usize, const ADD: bool, const BIAS: bool>(
+    tile: &Tile,
+    acc: &[[V; NV]; MR],
+) {
+    for (i, row) in acc.iter().enumerate() {
+        for (j, product) in row.iter().enumerate() {
+            // SAFETY: a vector of an existing row and of the bias.
+            unsafe {
+                let c = tile.c.add(i * tile.c_stride + j * V::LANES);
+                let mut value = *product;
+                if ADD {
+                    value = V::load(c).add(value);
+                }
+                if BIAS {
+                    value = value.add(V::load(tile.bias.add(j * V::LANES)));
+                }
+                value.store(c);
+            }
         }
     }
 }
