@@ -10,8 +10,12 @@ use crate::graph::{DType, Shape};
 /// Vocabulary entries whose logits exist at the same time.
 pub const VOCABULARY_BLOCK: usize = 2048;
 
-/// See the module documentation. Saves its inputs and the log-sum-exp of each row; the backward pass recomputes the
-/// logits, block by block.
+/// Maximum logits of a sample that are saved, 4 MiB: as much as a few activations of a layer. Without them, the backward
+/// pass computes three products instead of two.
+const MAX_SAVED_LOGITS: u64 = 1 << 20;
+
+/// See the module documentation. Saves its inputs, the log-sum-exp of each row, and the logits of a large vocabulary if
+/// a sample has few rows; otherwise the backward pass recomputes the logits, block by block.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct CrossEntropy {
@@ -77,7 +81,10 @@ impl Operator for CrossEntropy {
 
     fn saved(&self, io: &Signature<'_>) -> SavedForBackward {
         let (rows, _) = io.input(0);
-        SavedForBackward { inputs: &[0, 1], output: false, floats: rows }
+        let logits = rows * io.matrix(0).0;
+        // With a vocabulary of one block, the products are a small part of a model.
+        let saves_logits = io.matrix(0).0 > VOCABULARY_BLOCK as u64 && logits <= MAX_SAVED_LOGITS;
+        SavedForBackward { inputs: &[0, 1], output: false, floats: rows + if saves_logits { logits } else { 0 } }
     }
 
     fn index_bound(&self, io: &Signature<'_>, input: usize) -> Option<usize> {
@@ -106,7 +113,7 @@ impl Operator for CrossEntropy {
 mod run {
     use super::CrossEntropy;
     use crate::kernels::Accumulate;
-    use crate::kernels::loss::{self, Classifier, ClassifierInput, LossGradients};
+    use crate::kernels::loss::{self, Classifier, ClassifierInput, LossGradients, SavedLosses};
     use crate::ops::execute::{
         BackwardArgs, Executor, ForwardArgs, NodeShape, OperatorContext, OperatorWeights, TargetMut,
     };
@@ -124,7 +131,9 @@ mod run {
             let classifier = self.classifier(io.shape, &io.weights);
             let [x, labels, ..] = io.inputs;
             let tokens = ClassifierInput { x: x.values(), labels: labels.integers() };
-            *context.sums = loss::forward(context.cx, &classifier, tokens, io.extra, io.scratch, context.loss);
+            let (lse, saved) = io.extra.split_at_mut(tokens.labels.len());
+            let logits = if saved.is_empty() { io.scratch } else { saved };
+            *context.sums = loss::forward(context.cx, &classifier, tokens, lse, logits, context.loss);
             context.sums.loss *= f64::from(self.factor);
         }
 
@@ -138,7 +147,9 @@ mod run {
             let accumulate = weight.as_ref().map_or(Accumulate::Store, |weight| weight.accumulate);
             let (dweights, dbias) = (weight.map(|g| g.data), bias.map(|g| g.data));
             let gradients = LossGradients { dx, dweights, dbias, accumulate, factor: self.factor };
-            loss::backward(context.cx, &classifier, tokens, io.extra, gradients, io.scratch, context.loss);
+            let (lse, logits) = io.extra.split_at(tokens.labels.len());
+            let saved = SavedLosses { lse, logits: Some(logits).filter(|logits| !logits.is_empty()) };
+            loss::backward(context.cx, &classifier, tokens, saved, gradients, io.scratch, context.loss);
         }
     }
 }
@@ -151,6 +162,7 @@ mod tests {
     use crate::ops::testing::{
         OperatorTests, ReferenceArgs, ShapeCase, TOKENS, TestGraph, VOCABULARY, WIDTH, X, accepts, rejects,
     };
+    use crate::ops::{Operator, Signature};
 
     impl OperatorTests for CrossEntropy {
         fn reference(&self, args: &ReferenceArgs<'_>) -> Vec<f64> {
@@ -194,5 +206,16 @@ mod tests {
             });
             vec![TestGraph::build_with_head(false, |_, x| x), TestGraph::build_with_head(true, |_, x| x), two_losses]
         }
+    }
+
+    #[test]
+    fn logits_are_saved_for_few_rows_of_many_words() {
+        let floats = |rows: usize, words: usize| {
+            let inputs = vec![Shape::matrix(rows, 4), Shape::integers(rows)];
+            CrossEntropy::new().saved(&Signature { inputs, params: vec![&[words, 4]] }).floats
+        };
+        assert_eq!(floats(20, 30_522), 20 + 20 * 30_522);
+        assert_eq!(floats(1024, 50_257), 1024);
+        assert_eq!(floats(20, 2048), 20);
     }
 }

@@ -3,7 +3,7 @@
 //! The loss of a token is ln Σ exp(logit) - logit of its label; tokens with a negative label are skipped. Logits exist
 //! for [`VOCABULARY_BLOCK`] words at a time, in memory of the caller. The forward pass iterates over the blocks in
 //! ascending order with a running maximum and sum; the backward pass iterates in descending order and recomputes the
-//! logits.
+//! logits, unless the forward pass kept them. Both give the same bits.
 //!
 //! Gradients are those of the *sum* of the tokens' losses, times a factor.
 
@@ -67,6 +67,15 @@ impl std::ops::AddAssign for LossSums {
     }
 }
 
+/// What [`forward`] computed, for [`backward`].
+#[derive(Clone, Copy, Debug)]
+pub struct SavedLosses<'a> {
+    /// ln Σ exp(logit) of each token.
+    pub lse: &'a [f32],
+    /// All logits, if they were kept.
+    pub logits: Option<&'a [f32]>,
+}
+
 /// Destinations of the gradients.
 #[derive(Debug)]
 pub struct LossGradients<'a> {
@@ -123,7 +132,7 @@ pub fn logits_len(tokens: usize, vocabulary: usize) -> usize {
 }
 
 /// Computes the losses of the tokens. `lse` receives ln Σ exp(logit) of each token for [`backward`]. `logits` is memory
-/// of [`logits_len`] elements.
+/// of [`logits_len`] elements, or of tokens x vocabulary to keep all logits for [`backward`], block after block.
 ///
 /// # Panics
 /// If lengths do not match or a label is not a word (see [`check_labels`]).
@@ -139,9 +148,11 @@ pub fn forward(
     assert_eq!(lse.len(), labels.len());
     let LossWorkspace { tokens, gemm, .. } = workspace;
     begin(tokens, labels.len());
+    let keeps_logits = logits.len() == labels.len() * classifier.vocabulary;
     for block in classifier.blocks() {
         let width = block.len();
-        let logits = classifier.logits(cx, x, labels.len(), block.clone(), logits, gemm);
+        let start = if keeps_logits { labels.len() * block.start } else { 0 };
+        let logits = classifier.logits(cx, x, labels.len(), block.clone(), &mut logits[start..], gemm);
         let data = (rows(logits, width), rows(labels, 1), rows_mut(tokens, 1));
         cx.pool.for_each_rows(labels.len(), GRAIN_ROWS, data, |_, (logits, labels, tokens)| {
             advance(cx.simd, logits.data, width, block.start, labels.data, tokens.data);
@@ -180,7 +191,7 @@ pub fn backward(
     cx: Context<'_>,
     classifier: &Classifier<'_>,
     ClassifierInput { x, labels }: ClassifierInput<'_>,
-    lse: &[f32],
+    saved: SavedLosses<'_>,
     gradients: LossGradients<'_>,
     logits: &mut [f32],
     workspace: &mut LossWorkspace,
@@ -188,7 +199,9 @@ pub fn backward(
     classifier.check(x, labels);
     let LossGradients { mut dx, mut dweights, mut dbias, accumulate, factor } = gradients;
     let (count, hidden) = (labels.len(), classifier.hidden);
+    let lse = saved.lse;
     assert_eq!(lse.len(), count);
+    assert!(saved.logits.is_none_or(|logits| logits.len() == count * classifier.vocabulary));
     assert!(dx.as_ref().is_none_or(|dx| dx.len() == x.len()));
     assert!(dweights.as_ref().is_none_or(|d| d.len() == classifier.weights.len()));
     assert!(dbias.as_ref().is_none_or(|d| d.len() == classifier.vocabulary));
@@ -199,7 +212,14 @@ pub fn backward(
     let mut dx_mode = Accumulate::Store;
     for block in classifier.blocks().rev() {
         let width = block.len();
-        let errors = classifier.logits(cx, x, count, block.clone(), logits, scratch);
+        let errors = match saved.logits {
+            Some(saved) => {
+                let errors = &mut logits[..count * width];
+                errors.copy_from_slice(&saved[count * block.start..count * block.end]);
+                errors
+            }
+            None => classifier.logits(cx, x, count, block.clone(), logits, scratch),
+        };
         let data = (rows_mut(errors, width), rows(labels, 1), rows(lse, 1));
         cx.pool.for_each_rows(count, GRAIN_ROWS, data, |_, (errors, labels, lse)| match classifier.softcap {
             None => {
