@@ -106,7 +106,7 @@ mod tests {
                 (false, Distribution::Uniform) => 0.5,
                 (false, Distribution::Normal) => 0.0,
             };
-            (0..self.dimensions.elements() as u64).map(number).collect()
+            (0..self.dimensions.elements()).map(number).collect()
         }
 
         fn shape_cases() -> Vec<ShapeCase> {
