@@ -118,7 +118,7 @@ pub struct ServeArgs {
     #[arg(long, env = "MILLRACE_BLOB_STORE", value_name = "s3://BUCKET/PREFIX")]
     blob_store: Option<BucketAddress>,
     /// Bucket in which the model_dirs of jobs are stored, except those on volumes, with the settings of the environment
-    /// (AWS_*); agents work in copies in the data directory. Not used on Kubernetes
+    /// (AWS_*); agents work in copies in the data directory; rejected on Kubernetes
     #[arg(long, env = "MILLRACE_MODEL_DIR_STORE", value_name = "s3://BUCKET/PREFIX")]
     model_dir_store: Option<BucketAddress>,
     /// Interpreter that reads Python datasets of jobs, with the rights of this server's user. If omitted, it is that of
@@ -385,6 +385,9 @@ async fn start_kubernetes_backend(
 ) -> anyhow::Result<(Arc<dyn Backend>, AuthMode)> {
     if args.image.is_empty() {
         anyhow::bail!("file readers need an image: give this server's own image with --image");
+    }
+    if args.model_dir_store.is_some() {
+        anyhow::bail!("--model-dir-store is for a server on one machine: model_dirs of a cluster are on its volumes");
     }
     let client = millrace_cluster::client::connect().await?;
     millrace_cluster::client::wait_for_api_server(&client).await;

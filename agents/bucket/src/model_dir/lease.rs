@@ -68,41 +68,69 @@ impl Lease {
         copy: &str,
         report: &Reporter,
     ) -> Result<(Self, Option<String>), ModelDirError> {
-        let path = bucket.prefix().clone().join(LEASE_NAME);
-        let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
-        let process = std::process::id();
-        let record = LeaseRecord { copy: copy.to_owned(), host, process, renewals: 0, released: false };
-        let wanted = |version| Self { bucket: bucket.clone(), address: address.clone(), path, record, version };
-        let mut lease = wanted(UpdateVersion { e_tag: None, version: None });
-        let mut seen: Option<(UpdateVersion, Instant)> = None;
+        let mut lease = Self::new(bucket, address, copy);
+        let (mut seen, mut was_missing) = (None, false);
         loop {
-            let (mode, last) = match lease.read().await? {
+            let current = lease.read().await?;
+            if std::mem::replace(&mut was_missing, current.is_none()) && current.is_none() {
+                // It can't be created, because it exists, and is longer than a lease.
+                return Err(lease.not_a_lease());
+            }
+            let is_held = |held: &LeaseRecord| !held.released && held.copy != copy;
+            if let Some((held, version)) = current.as_ref().filter(|(held, _)| is_held(held))
+                && !lease.has_expired(held, version, &mut seen, report)?
+            {
+                sleep(POLL_INTERVAL).await;
+                continue;
+            }
+            let (mode, last) = match current {
                 None => (PutMode::Create, None),
-                Some((held, version)) => {
-                    if !held.released && held.copy != copy {
-                        match &seen {
-                            Some((before, since)) if *before == version => {
-                                if since.elapsed() < LEASE_EXPIRY {
-                                    sleep(POLL_INTERVAL).await;
-                                    continue;
-                                }
-                            }
-                            Some(_) => return Err(lease.in_use(&held)),
-                            None => {
-                                report(CopyEvent::WaitingForLease(lease.in_use(&held).to_string()));
-                                seen = Some((version, Instant::now()));
-                                continue;
-                            }
-                        }
-                    }
-                    (PutMode::Update(version), Some(held.copy))
-                }
+                Some((held, version)) => (PutMode::Update(version), Some(held.copy)),
             };
             if lease.write(mode).await? {
                 return Ok((lease, last));
             }
             // Another machine was faster: the next look tells which.
         }
+    }
+
+    fn new(bucket: &Bucket, address: &BucketAddress, copy: &str) -> Self {
+        let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
+        let process = std::process::id();
+        Self {
+            bucket: bucket.clone(),
+            address: address.clone(),
+            path: bucket.prefix().clone().join(LEASE_NAME),
+            record: LeaseRecord { copy: copy.to_owned(), host, process, renewals: 0, released: false },
+            version: UpdateVersion { e_tag: None, version: None },
+        }
+    }
+
+    /// Returns whether the lease that another machine holds has not changed for [`LEASE_EXPIRY`]. `seen` is its version
+    /// at the first call, and when that was.
+    ///
+    /// # Errors
+    /// It has changed since: that machine is alive.
+    fn has_expired(
+        &self,
+        held: &LeaseRecord,
+        version: &UpdateVersion,
+        seen: &mut Option<(UpdateVersion, Instant)>,
+        report: &Reporter,
+    ) -> Result<bool, ModelDirError> {
+        match seen {
+            None => {
+                report(CopyEvent::WaitingForLease(self.in_use(held).to_string()));
+                *seen = Some((version.clone(), Instant::now()));
+                Ok(false)
+            }
+            Some((before, since)) if before == version => Ok(since.elapsed() >= LEASE_EXPIRY),
+            Some(_) => Err(self.in_use(held)),
+        }
+    }
+
+    fn not_a_lease(&self) -> ModelDirError {
+        ModelDirError::NotALease { object: self.path.to_string() }
     }
 
     fn in_use(&self, held: &LeaseRecord) -> ModelDirError {
@@ -113,7 +141,7 @@ impl Lease {
     async fn read(&self) -> Result<Option<(LeaseRecord, UpdateVersion)>, ModelDirError> {
         let Some((content, meta)) = self.bucket.get(&self.path, MAX_LEASE_BYTES).await? else { return Ok(None) };
         let record = serde_json::from_slice(&content);
-        let record = record.map_err(|_| ModelDirError::NotALease { object: self.path.to_string() })?;
+        let record = record.map_err(|_| self.not_a_lease())?;
         Ok(Some((record, UpdateVersion { e_tag: meta.e_tag, version: meta.version })))
     }
 

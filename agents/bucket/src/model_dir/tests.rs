@@ -244,3 +244,13 @@ async fn holder_that_lost_the_lease_uploads_nothing() {
     assert_eq!(case.steps().await, [0; 0]);
     second.upload(watch::channel(true).1, 0).await.unwrap();
 }
+
+#[tokio::test]
+async fn object_that_is_no_lease_is_reported() {
+    let case = Case::new();
+    for content in [vec![b' '; 5000], b"{}".to_vec(), vec![]] {
+        case.objects.put(&case.path(".millrace-lease"), content.into()).await.unwrap();
+        let error = case.open("a").await.err().map(|error| error.to_string());
+        assert!(error.is_some_and(|error| error.contains(".millrace-lease is not a lease: delete it")));
+    }
+}
