@@ -63,8 +63,9 @@ impl BucketModelDirs {
         self.copies.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Makes sure that the agents of a job may work in a model_dir, within `timeout`: its files are fetched, and uploaded
-    /// from now on. A model_dir that is not below the directory of all model_dirs, such as one on a volume, is left alone.
+    /// Makes sure that the agents of a job may work in a model_dir, within `timeout`: its files are fetched, and
+    /// uploaded from now on. A model_dir that is not below the directory of all model_dirs, such as one on a volume, is
+    /// left alone.
     ///
     /// # Errors
     /// The files are not fetched yet, another server uses the model_dir, or the bucket or the disk fails.

@@ -10,8 +10,8 @@ use crate::graph::{DType, Shape};
 /// Vocabulary entries whose logits exist at the same time.
 pub const VOCABULARY_BLOCK: usize = 2048;
 
-/// Maximum logits of a sample that are saved, 4 MiB: as much as a few activations of a layer. Without them, the backward
-/// pass computes three products instead of two.
+/// Maximum logits of a sample that are saved, 4 MiB: as much as a few activations of a layer. Without them, the
+/// backward pass computes three products instead of two.
 const MAX_SAVED_LOGITS: u64 = 1 << 20;
 
 /// See the module documentation. Saves its inputs, the log-sum-exp of each row, and the logits of a large vocabulary if

@@ -137,8 +137,8 @@ async fn fetch_newest(
     Ok(None)
 }
 
-/// Fetches the checkpoint of a step to `dir`, unless it has the same one, and verifies every byte. Returns false if it is
-/// damaged.
+/// Fetches the checkpoint of a step to `dir`, unless it has the same one, and verifies every byte. Returns false if it
+/// is damaged.
 async fn fetch_checkpoint(
     bucket: &Bucket,
     files: &RemoteFiles,

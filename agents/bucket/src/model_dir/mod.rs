@@ -287,8 +287,8 @@ async fn upload_until(
     }
 }
 
-/// Fetches checkpoints of the model_dir at `address` to `dir`, to be read only: no lease is taken. Returns the directory
-/// of the newest one, or `dir` for [`WantedCheckpoints::All`].
+/// Fetches checkpoints of the model_dir at `address` to `dir`, to be read only: no lease is taken. Returns the
+/// directory of the newest one, or `dir` for [`WantedCheckpoints::All`].
 ///
 /// # Errors
 /// There is no undamaged checkpoint, a request failed, or an error of the file system.

@@ -60,8 +60,8 @@ pub struct Uploader {
 }
 
 impl Uploader {
-    /// Prepares the upload of `dir`, the copy `copy` of the model_dir at `address`, and removes what interrupted uploads
-    /// have left in the bucket. `files` are the files there.
+    /// Prepares the upload of `dir`, the copy `copy` of the model_dir at `address`, and removes what interrupted
+    /// uploads have left in the bucket. `files` are the files there.
     pub async fn new(
         (bucket, address): (Bucket, BucketAddress),
         (dir, copy): (PathBuf, String),

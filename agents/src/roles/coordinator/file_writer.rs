@@ -240,8 +240,8 @@ mod tests {
     use super::*;
     use crate::launch::testing::local_run;
 
-    /// Returns the writer of a run in `directory` whose only unfinished write is one that stalls, and a sender whose end
-    /// lets the storage respond.
+    /// Returns the writer of a run in `directory` whose only unfinished write stalls, and a sender whose end lets the
+    /// storage respond.
     fn stalled_writer(directory: &Path) -> (FileWriter, mpsc::Sender<()>) {
         let mut launch = local_run().launch;
         launch.model_dir = directory.to_owned();
