@@ -36,7 +36,9 @@ BAD_PARAMS_CASES = [
     BadParamsCase("an unknown key", "line 11: train_input.batch_sise is not a known key", "batch_size", "batch_sise"),
     BadParamsCase("a word for a number", "optimizer.learning_rate must be a finite number, not fast", "1e-3", "fast"),
     BadParamsCase("no systems", "spec.numCsx: 0 is less than the minimum", "num_csx: 1", "num_csx: 0"),
-    BadParamsCase("a bucket", "s3://runs/x is the address of a bucket", "seed: 1", "model_dir: s3://runs/x"),
+    BadParamsCase(
+        "a bucket", "s3://runs/x is the address of a bucket", "checkpoint_steps: 100", "model_dir: s3://runs/x"
+    ),
     BadParamsCase("no systems by flag", "0 is not in the range", flags=("--num_csx", 0)),
     BadParamsCase(
         "more systems than leaves", "more systems than the batch of train_input has leaves (4)", flags=("--num_csx", 5)
