@@ -38,17 +38,20 @@ SIZES = frozenset({"sym_size", "_assert_scalar", "_assert_tensor_metadata", "sym
 
 RANDOM = frozenset(
     {
-        *("native_dropout", "rand", "randn", "rand_like", "randn_like", "bernoulli"),
-        *(
-            "randint",
-            "randint_like",
-            "normal",
-            "normal_functional",
-            "uniform",
-            "exponential",
-            "multinomial",
-            "randperm",
-        ),
+        "native_dropout",
+        "rand",
+        "randn",
+        "rand_like",
+        "randn_like",
+        "bernoulli",
+        "randint",
+        "randint_like",
+        "normal",
+        "normal_functional",
+        "uniform",
+        "exponential",
+        "multinomial",
+        "randperm",
     }
 )
 """Operators whose result differs in each step."""
