@@ -144,7 +144,7 @@ impl BucketRun {
 /// The address is none, or the bucket can't be used.
 pub fn check(run: &RunSpec) -> Result<bool, CliError> {
     let Some(address) = parse(&run.model_dir)? else { return Ok(false) };
-    runtime()?.block_on(connect(&address)).map_err(failure)?;
+    print_note(&runtime()?.block_on(connect(&address)).map_err(failure)?);
     Ok(true)
 }
 
@@ -191,6 +191,7 @@ fn fetch(address: &BucketAddress, wanted: WantedCheckpoints) -> Result<PathBuf, 
     let dir = copy_dir("checkpoints", &run)?;
     let fetched = runtime()?.block_on(async {
         let bucket = connect(&run).await?;
+        print_note(&bucket);
         fetch_checkpoints(&bucket, address, &dir, wanted, &warning_reporter()).await
     });
     Ok(fetched.map_err(failure)?)
@@ -201,10 +202,14 @@ async fn connect(address: &BucketAddress) -> Result<Bucket, ModelDirError> {
     if let Some(error) = no_response {
         return Err(error.into());
     }
+    Ok(bucket)
+}
+
+/// Prints a note if requests to a bucket are not encrypted.
+fn print_note(bucket: &Bucket) {
     if !bucket.is_encrypted() {
         eprintln!("note: requests to {} are not encrypted, because its endpoint begins with http://", bucket.label());
     }
-    Ok(bucket)
 }
 
 fn runtime() -> Result<Runtime, AgentError> {

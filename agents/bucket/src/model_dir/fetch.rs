@@ -182,7 +182,8 @@ async fn has_checkpoint(bucket: &Bucket, files: &RemoteFiles, step: u64, dir: &P
     Ok(read_manifest(bucket, manifest).await? == here)
 }
 
-fn remove_dir(path: &Path) -> Result<(), TransferError> {
+/// Removes a directory and its content, if it exists.
+pub fn remove_dir(path: &Path) -> Result<(), TransferError> {
     match millrace_roots::remove_dir_all(path) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(TransferError::file("remove", path)(error)),
         _ => Ok(()),

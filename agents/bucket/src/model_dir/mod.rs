@@ -29,6 +29,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use millrace_checkpoint::lock::random_token;
 use rustix::fs::{FlockOperation, flock};
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
@@ -37,7 +38,7 @@ use crate::address::BucketAddress;
 use crate::bucket::Bucket;
 use crate::error::BucketError;
 use crate::transfer::TransferError;
-use fetch::{RemoteFiles, fetch_run_files, fetch_wanted};
+use fetch::{RemoteFiles, fetch_run_files, fetch_wanted, remove_dir};
 use lease::Lease;
 use upload::Uploader;
 
@@ -327,7 +328,8 @@ fn claim_copy(
     let mut text = Vec::new();
     let read = std::io::Read::by_ref(&mut file).take(MAX_COPY_FILE_BYTES).read_to_end(&mut text);
     read.map_err(TransferError::file("read", &path))?;
-    let record = serde_json::from_slice(&text).unwrap_or_else(|_| CopyRecord { copy: random_id(), is_complete: false });
+    let record =
+        serde_json::from_slice(&text).unwrap_or_else(|_| CopyRecord { copy: random_token(), is_complete: false });
     Ok((file, record))
 }
 
@@ -341,25 +343,13 @@ fn write_record(file: &mut File, dir: &Path, record: &CopyRecord) -> Result<(), 
     written.map_err(TransferError::file("write", &dir.join(COPY_FILE)))
 }
 
-fn random_id() -> String {
-    use std::hash::{BuildHasher as _, Hasher as _};
-    // Two hashers with keys of the system's random numbers.
-    let half = || std::collections::hash_map::RandomState::new().build_hasher().finish();
-    format!("{:016x}{:016x}", half(), half())
-}
-
 /// Moves the files of a copy, of which the bucket has newer ones, to a directory beside it. Files that were moved there
 /// before are removed.
 fn move_away(dir: &Path, report: &Reporter) -> Result<(), ModelDirError> {
     let mut to = dir.as_os_str().to_owned();
     to.push(".former");
     let to = PathBuf::from(to);
-    match millrace_roots::remove_dir_all(&to) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-            return Err(TransferError::file("remove", &to)(error).into());
-        }
-        _ => {}
-    }
+    remove_dir(&to)?;
     millrace_roots::create_dir_all(&to).map_err(TransferError::file("create", &to))?;
     for entry in millrace_roots::read_dir(dir).map_err(TransferError::file("list", dir))? {
         if entry.name() != COPY_FILE {

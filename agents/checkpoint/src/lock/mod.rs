@@ -38,7 +38,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use heartbeat::LockHeartbeat;
-pub use owner::Owner;
+pub use owner::{Owner, random_token};
 use slot::{CurrentLock, LockDraft};
 
 /// Time without a heartbeat after which the lock of an owner on another host expires.

@@ -108,7 +108,7 @@ fn first_line(path: &str) -> Option<String> {
 }
 
 /// Returns 128 random bits in hexadecimal.
-pub(super) fn random_token() -> String {
+pub fn random_token() -> String {
     let mut bytes = [0; 16];
     if File::open("/dev/urandom").and_then(|mut file| file.read_exact(&mut bytes)).is_err() {
         // The standard library's hash keys are random.
