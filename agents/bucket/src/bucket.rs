@@ -67,6 +67,12 @@ impl Bucket {
         }
     }
 
+    /// Returns the part of the same bucket that is at `address`, with the same connections.
+    #[must_use]
+    pub fn at(&self, address: &BucketAddress) -> Self {
+        Self { prefix: address.prefix().clone(), ..self.clone() }
+    }
+
     /// Returns the name of the bucket in messages.
     pub fn label(&self) -> &str {
         &self.label

@@ -13,11 +13,13 @@ use millrace_bucket::{Bucket, BucketAddress, CopyEvent, ModelDirCopy, ModelDirEr
 use millrace_protocol::error_chain;
 use tokio::sync::watch;
 
+use crate::blobs::bucket::connect_logged;
 use crate::error::{ApiError, ErrorReason, Result};
 
 /// model_dirs in a bucket. Clones share the copies.
 #[derive(Clone)]
 pub struct BucketModelDirs {
+    bucket: Bucket,
     address: BucketAddress,
     /// The directory of all model_dirs.
     root: PathBuf,
@@ -48,15 +50,8 @@ impl BucketModelDirs {
     /// # Errors
     /// The settings can't be used, the bucket does not exist, or it rejects the credentials.
     pub async fn connect(address: BucketAddress, root: PathBuf) -> Result<Self, millrace_bucket::BucketError> {
-        let (bucket, no_response) = Bucket::connect(&address, &label(&address)).await?;
-        if !bucket.is_encrypted() {
-            let label = bucket.label();
-            tracing::warn!("model_dirs are sent to {label} in the clear, because its endpoint begins with http://");
-        }
-        if let Some(error) = no_response {
-            tracing::warn!("{}", error_chain(&error));
-        }
-        Ok(Self { address, root, copies: Arc::default() })
+        let bucket = connect_logged(&address, "--model-dir-store", "model_dirs").await?;
+        Ok(Self { bucket, address, root, copies: Arc::default() })
     }
 
     fn copies(&self) -> MutexGuard<'_, HashMap<PathBuf, OpenCopy>> {
@@ -149,10 +144,9 @@ impl BucketModelDirs {
     ) -> OpenCopy {
         let (finish, finished) = watch::channel(false);
         let (state, states) = watch::channel(CopyState::Opening);
-        let copies = self.copies.clone();
+        let (bucket, copies) = (self.bucket.at(&address), self.copies.clone());
         tokio::spawn(async move {
             let uploaded = async {
-                let (bucket, _) = Bucket::connect(&address, &label(&address)).await?;
                 let wanted = [WantedCheckpoints::Newest];
                 let copy = ModelDirCopy::open(bucket, &address, &dir, &wanted, report).await?;
                 state.send_replace(CopyState::Open);
@@ -168,10 +162,6 @@ impl BucketModelDirs {
         });
         OpenCopy { job: job.to_owned(), finish: Arc::new(finish), state: states }
     }
-}
-
-fn label(address: &BucketAddress) -> String {
-    format!("the bucket {} of --model-dir-store", address.bucket())
 }
 
 /// Returns the reason of the job's event about what happened to a copy; `None` if the job needs none.

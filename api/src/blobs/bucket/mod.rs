@@ -69,15 +69,23 @@ struct CompleteBlob {
 /// # Errors
 /// The settings can't be used, the bucket does not exist, or it rejects the credentials.
 pub async fn connect(address: &BucketAddress) -> Result<BucketStorage, BucketError> {
-    let label = format!("the bucket {} of --blob-store", address.bucket());
+    Ok(BucketStorage::new(connect_logged(address, "--blob-store", "uploads").await?))
+}
+
+/// Connects to the bucket of `option`, which stores `content`. Logs if it does not respond, or is not encrypted.
+///
+/// # Errors
+/// See [`Bucket::connect`].
+pub async fn connect_logged(address: &BucketAddress, option: &str, content: &str) -> Result<Bucket, BucketError> {
+    let label = format!("the bucket {} of {option}", address.bucket());
     let (bucket, no_response) = Bucket::connect(address, &label).await?;
     if !bucket.is_encrypted() {
-        tracing::warn!("uploads are sent to {label} in the clear, because its endpoint begins with http://");
+        tracing::warn!("{content} are sent to {label} in the clear, because its endpoint begins with http://");
     }
     if let Some(error) = no_response {
         tracing::warn!("{}", error_chain(&error));
     }
-    Ok(BucketStorage::new(bucket))
+    Ok(bucket)
 }
 
 impl BucketStorage {
