@@ -164,7 +164,7 @@ impl ProcessWorld {
                 }
             });
         };
-        let max_checkpoints = launch.job.run.max_checkpoints.and_then(|max| usize::try_from(max).ok()).unwrap_or(0);
+        let max_checkpoints = launch.job.run.checkpoint_limit();
         let opened = model_dirs.open(uid, &launch.model_dir, max_checkpoints, Arc::new(report), FETCH_TIMEOUT).await;
         opened.map_err(|error| Ended::<Self>::Uploads(error.into()))
     }

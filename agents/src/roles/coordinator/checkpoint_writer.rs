@@ -70,8 +70,7 @@ impl CheckpointWriter {
         let path =
             staging.publish(CheckpointMetadata { recovery, ..self.facts(step, record, history) }).map_err(failed)?;
         let digest = Checkpoint::open(&path).map_err(failed)?.info().parameters_blake3.to_string();
-        let keep = self.job.job.run.max_checkpoints.unwrap_or(0);
-        millrace_checkpoint::retain(&self.lock, usize::try_from(keep).unwrap_or(usize::MAX)).map_err(failed)?;
+        millrace_checkpoint::retain(&self.lock, self.job.job.run.checkpoint_limit()).map_err(failed)?;
         Ok(PublishedCheckpoint { path, step, digest })
     }
 

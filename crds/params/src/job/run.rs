@@ -82,6 +82,11 @@ impl RunSpec {
     pub fn known_max_steps(&self) -> Option<u64> {
         Some(self.max_steps).filter(|&steps| steps != Self::STEPS_BOUND_BY_EPOCHS)
     }
+
+    /// Returns the maximum number of checkpoints that are kept; 0 for all.
+    pub fn checkpoint_limit(&self) -> usize {
+        self.max_checkpoints.map_or(0, |max| usize::try_from(max).unwrap_or(usize::MAX))
+    }
 }
 
 /// What counts as a jump of the loss or of the gradient norm, and what follows.
