@@ -31,6 +31,7 @@ mod links;
 mod loader_args;
 mod member;
 pub mod model;
+mod model_dir_uploads;
 mod roles;
 pub mod start_checkpoint;
 

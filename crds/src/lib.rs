@@ -23,8 +23,8 @@ mod schema;
 mod trainjob;
 
 pub use appliance::{
-    AccessMode, Appliance, ApplianceSpec, ApplianceStatus, Grant, ImagePullPolicy, MaxDeadlines, PriorityClasses,
-    ResourceAmounts, SecretName, Storage,
+    AccessMode, Appliance, ApplianceSpec, ApplianceStatus, Grant, ImagePullPolicy, MaxDeadlines, ModelDirBucket,
+    PriorityClasses, ResourceAmounts, SecretName, Storage,
 };
 pub use condition::ConditionType;
 pub use file_reader::{FileReader, FileReaderSpec, FileReaderStatus};

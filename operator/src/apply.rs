@@ -69,6 +69,9 @@ impl ChildCreator {
         }
         self.add_fetchers(attempt, &mut missing, &mut policy)?;
         namespace.apply(&policy).await?;
+        if let Some(policy) = children::bucket_policy(attempt) {
+            namespace.apply(&policy).await?;
+        }
         missing.retain(|pod| !pods.iter().any(|other| other.metadata.name == pod.metadata.name));
         if missing.is_empty() {
             return namespace.delete_previous_attempt(attempt).await;

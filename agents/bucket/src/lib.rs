@@ -21,4 +21,7 @@ mod transfer;
 pub use address::BucketAddress;
 pub use bucket::Bucket;
 pub use error::BucketError;
-pub use model_dir::{CopyEvent, ModelDirCopy, ModelDirError, Reporter, WantedCheckpoints, fetch_checkpoints};
+pub use model_dir::{
+    CopyEvent, ModelDirCopy, ModelDirError, Reporter, UploadControl, UploadHandle, WantedCheckpoints,
+    fetch_checkpoints, upload_handle,
+};

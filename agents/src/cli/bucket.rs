@@ -9,25 +9,20 @@
 //! of a checkpoint. Copies are in the cache directory of the user.
 
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, mpsc};
-use std::thread::JoinHandle;
+use std::sync::Arc;
+use std::time::Duration;
 
-use millrace_bucket::{
-    Bucket, BucketAddress, BucketError, CopyEvent, ModelDirCopy, ModelDirError, Reporter, WantedCheckpoints,
-    fetch_checkpoints,
-};
+use millrace_bucket::{Bucket, BucketAddress, BucketError, CopyEvent, Reporter, WantedCheckpoints, fetch_checkpoints};
 use millrace_checkpoint::step_of_checkpoint;
 use millrace_data::default_cache_dir;
 use millrace_params::{Mode, RunSpec};
-use millrace_telemetry::journal::OutcomeReason;
-use tokio::runtime::Runtime;
 use tokio::sync::watch;
 
 use super::error::CliError;
 use super::job::PreparedJob;
-use crate::checkpoints::checkpoint_failure;
 use crate::error::AgentError;
 use crate::launch::Exit;
+use crate::model_dir_uploads::{ModelDirUploads, UploadSettings, bucket_failure, connect, runtime, wanted_by};
 
 /// Characters of the digest of an address that distinguish the copies of a user.
 const DIGEST_CHARACTERS: usize = 16;
@@ -35,10 +30,7 @@ const DIGEST_CHARACTERS: usize = 16;
 /// A model_dir in a bucket whose copy on this machine is uploaded while a run works in it.
 pub struct BucketRun {
     dir: PathBuf,
-    finish: watch::Sender<bool>,
-    /// Whether the uploads have ended before the run.
-    has_ended: watch::Receiver<bool>,
-    uploads: JoinHandle<Result<(), ModelDirError>>,
+    uploads: ModelDirUploads,
 }
 
 impl BucketRun {
@@ -90,39 +82,21 @@ impl BucketRun {
 
     fn start(address: BucketAddress, wanted: Vec<WantedCheckpoints>, run: &RunSpec) -> Result<Self, CliError> {
         let dir = copy_dir("runs", &address)?;
-        let max_checkpoints = run.max_checkpoints.and_then(|max| usize::try_from(max).ok()).unwrap_or(0);
-        let (finish, finished) = watch::channel(false);
-        let (end, has_ended) = watch::channel(false);
-        let (opened, opening) = mpsc::sync_channel(1);
-        let runtime = runtime()?;
-        let at = dir.clone();
-        let upload = move || {
-            let open = async {
-                let bucket = connect(&address).await?;
-                ModelDirCopy::open(bucket, &address, &at, &wanted, run_reporter()).await
-            };
-            let uploaded = match runtime.block_on(open) {
-                Ok(copy) => {
-                    let _ = opened.send(Ok(()));
-                    runtime.block_on(copy.upload(finished, max_checkpoints))
-                }
-                Err(error) => {
-                    let _ = opened.send(Err(error));
-                    Ok(())
-                }
-            };
-            let _ = end.send(true);
-            uploaded
-        };
-        let uploads = std::thread::Builder::new().name("bucket".to_owned()).spawn(upload);
-        let uploads = uploads.map_err(AgentError::local)?;
-        opening.recv().map_err(AgentError::local)?.map_err(failure)?;
-        Ok(Self { dir, finish, has_ended, uploads })
+        let (uploads, opened) = ModelDirUploads::start(UploadSettings {
+            address,
+            dir: dir.clone(),
+            wanted,
+            max_checkpoints: run.checkpoint_limit(),
+            open_timeout: Duration::ZERO,
+            report: run_reporter(),
+        })?;
+        opened.blocking_recv().map_err(AgentError::local)?.map_err(bucket_failure)?;
+        Ok(Self { dir, uploads })
     }
 
     /// Becomes true if the uploads have ended before the run: another machine has taken the model_dir over.
     pub fn has_ended(&self) -> watch::Receiver<bool> {
-        self.has_ended.clone()
+        self.uploads.has_ended()
     }
 
     /// Waits until everything is uploaded.
@@ -130,10 +104,7 @@ impl BucketRun {
     /// # Errors
     /// Not everything could be uploaded.
     pub fn finish(self, exit: Exit) -> Result<Exit, CliError> {
-        let _ = self.finish.send(true);
-        // A panic was reported already.
-        let uploaded = self.uploads.join().map_err(|_| AgentError::local("the thread of uploads has panicked"))?;
-        uploaded.map_err(failure)?;
+        self.uploads.finish()?;
         Ok(exit)
     }
 }
@@ -144,7 +115,7 @@ impl BucketRun {
 /// The address is none, or the bucket can't be used.
 pub fn check(run: &RunSpec) -> Result<bool, CliError> {
     let Some(address) = parse(&run.model_dir)? else { return Ok(false) };
-    print_note(&runtime()?.block_on(connect(&address)).map_err(failure)?);
+    print_note(&runtime()?.block_on(connect(&address)).map_err(bucket_failure)?);
     Ok(true)
 }
 
@@ -165,15 +136,7 @@ fn parse(path: &str) -> Result<Option<BucketAddress>, CliError> {
     if !BucketAddress::is_meant(path) {
         return Ok(None);
     }
-    path.parse().map(Some).map_err(|error: BucketError| failure(error.into()).into())
-}
-
-/// Returns the checkpoints of its model_dir that a run needs.
-fn wanted_by(run: &RunSpec) -> WantedCheckpoints {
-    match run.mode {
-        Mode::EvalAll if run.checkpoint_path.is_none() => WantedCheckpoints::All,
-        _ => WantedCheckpoints::Newest,
-    }
+    path.parse().map(Some).map_err(|error: BucketError| bucket_failure(error.into()).into())
 }
 
 /// Returns the checkpoints that a run needs of the directory that it names to start from.
@@ -194,15 +157,7 @@ fn fetch(address: &BucketAddress, wanted: WantedCheckpoints) -> Result<PathBuf, 
         print_note(&bucket);
         fetch_checkpoints(&bucket, address, &dir, wanted, &warning_reporter()).await
     });
-    Ok(fetched.map_err(failure)?)
-}
-
-async fn connect(address: &BucketAddress) -> Result<Bucket, ModelDirError> {
-    let (bucket, no_response) = Bucket::connect(address, &format!("the bucket {}", address.bucket())).await?;
-    if let Some(error) = no_response {
-        return Err(error.into());
-    }
-    Ok(bucket)
+    Ok(fetched.map_err(bucket_failure)?)
 }
 
 /// Prints a note if requests to a bucket are not encrypted.
@@ -210,10 +165,6 @@ fn print_note(bucket: &Bucket) {
     if !bucket.is_encrypted() {
         eprintln!("note: requests to {} are not encrypted, because its endpoint begins with http://", bucket.label());
     }
-}
-
-fn runtime() -> Result<Runtime, AgentError> {
-    tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(AgentError::local)
 }
 
 /// Returns the directory for copies of this kind of what is at `address`.
@@ -243,23 +194,4 @@ fn warning_reporter() -> Reporter {
 
 fn print_warning(event: &CopyEvent) {
     eprintln!("warning: {event}");
-}
-
-fn failure(error: ModelDirError) -> AgentError {
-    match error {
-        ModelDirError::InUse { .. } | ModelDirError::CopyInUse { .. } => {
-            AgentError::with_reason(OutcomeReason::ModelDirInUse, error)
-                .hint("choose another -o, or wait until that run has ended")
-        }
-        ModelDirError::LeaseLost { .. } => AgentError::with_reason(OutcomeReason::Superseded, error),
-        ModelDirError::Bucket(BucketError::Unavailable { .. }) => AgentError::local(error),
-        ModelDirError::Bucket(_) => AgentError::bad_input(error),
-        ModelDirError::NoCheckpoint { .. } => AgentError::bad_input(error)
-            .hint("name a checkpoint such as s3://BUCKET/RUN/checkpoint_100, or the directory of a run"),
-        ModelDirError::NotUploaded { .. } => {
-            AgentError::local(error).hint("start the run again when the bucket responds: it uploads what is missing")
-        }
-        ModelDirError::Checkpoint(error) => checkpoint_failure(error),
-        error => AgentError::local(error),
-    }
 }

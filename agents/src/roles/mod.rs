@@ -12,6 +12,7 @@ mod termination_report;
 mod watchdog;
 mod work_queue;
 
+use millrace_bucket::BucketAddress;
 use millrace_emulator::numerics::{Isa, IsaSet};
 use millrace_engine::message::ShardState;
 use millrace_engine::payload::max_sum_bytes;
@@ -64,6 +65,8 @@ pub struct RoleArgs {
     pub loader: LoaderArgs,
     /// The launch document; only the coordinator has one.
     pub launch: Option<Box<LaunchDocument>>,
+    /// Bucket to which a coordinator uploads its model_dir; `None` if another process does, or none.
+    pub model_dir_bucket: Option<BucketAddress>,
     /// File for the last report of this process.
     pub last_report: TerminationReport,
     /// Whether a local launcher started this process. The user then receives an agent's log lines from the coordinator.

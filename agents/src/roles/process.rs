@@ -90,6 +90,7 @@ fn role_args(command: RoleCommand, last_report: TerminationReport) -> Result<Rol
     // the second.
     let identity = read_identity(identity)?;
     let launch = command.launch.as_ref().map(read_launch).transpose()?.map(Box::new);
+    let model_dir_bucket = command.model_dir_bucket.as_deref().map(str::parse).transpose();
     let any_port = || ANY_PORT.to_owned();
     Ok(RoleArgs {
         agent,
@@ -106,6 +107,7 @@ fn role_args(command: RoleCommand, last_report: TerminationReport) -> Result<Rol
         log_format: command.log_format.unwrap_or_default(),
         loader: LoaderArgs::new(command.python, command.loader_socket),
         launch,
+        model_dir_bucket: model_dir_bucket.map_err(AgentError::bad_input)?,
         last_report,
         by_launcher: started_by_launcher(),
     })

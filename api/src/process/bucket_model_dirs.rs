@@ -9,7 +9,10 @@ use std::path::{Component, Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use millrace_bucket::{Bucket, BucketAddress, CopyEvent, ModelDirCopy, ModelDirError, Reporter, WantedCheckpoints};
+use millrace_bucket::{
+    Bucket, BucketAddress, CopyEvent, ModelDirCopy, ModelDirError, Reporter, UploadHandle, WantedCheckpoints,
+    upload_handle,
+};
 use millrace_protocol::error_chain;
 use tokio::sync::watch;
 
@@ -31,7 +34,7 @@ pub struct BucketModelDirs {
 struct OpenCopy {
     /// UID of the job.
     job: String,
-    finish: Arc<watch::Sender<bool>>,
+    run: Arc<UploadHandle>,
     state: watch::Receiver<CopyState>,
 }
 
@@ -83,7 +86,7 @@ impl BucketModelDirs {
                 state
             })
         };
-        let is_finishing = self.copies().get(model_dir).is_some_and(|copy| *copy.finish.borrow());
+        let is_finishing = self.copies().get(model_dir).is_some_and(|copy| copy.run.has_ended());
         let decided =
             state.wait_for(|state| *state != CopyState::Opening && !(is_finishing && *state == CopyState::Open));
         let unavailable = |detail: String| Err(ApiError::new(ErrorReason::Unavailable, detail));
@@ -110,7 +113,7 @@ impl BucketModelDirs {
     /// Uploads the rest of the model_dir of a job that has finished or was deleted, in the background.
     pub fn finish(&self, job: &str) {
         for copy in self.copies().values().filter(|copy| copy.job == job) {
-            copy.finish.send_replace(true);
+            copy.run.end();
         }
     }
 
@@ -118,7 +121,7 @@ impl BucketModelDirs {
     pub async fn shut_down(&self) {
         let copies: Vec<OpenCopy> = self.copies().values().cloned().collect();
         for mut copy in copies {
-            copy.finish.send_replace(true);
+            copy.run.end();
             // An error: the task has ended.
             let _ = copy.state.wait_for(|state| matches!(state, CopyState::Closed(_))).await;
         }
@@ -142,7 +145,7 @@ impl BucketModelDirs {
         max_checkpoints: usize,
         report: Reporter,
     ) -> OpenCopy {
-        let (finish, finished) = watch::channel(false);
+        let (run, control) = upload_handle();
         let (state, states) = watch::channel(CopyState::Opening);
         let (bucket, copies) = (self.bucket.at(&address), self.copies.clone());
         tokio::spawn(async move {
@@ -150,7 +153,7 @@ impl BucketModelDirs {
                 let wanted = [WantedCheckpoints::Newest];
                 let copy = ModelDirCopy::open(bucket, &address, &dir, &wanted, report).await?;
                 state.send_replace(CopyState::Open);
-                copy.upload(finished, max_checkpoints).await
+                copy.upload(control, max_checkpoints).await
             };
             let reason: Option<String> = uploaded.await.err().map(|error: ModelDirError| error_chain(&error));
             if let Some(reason) = &reason {
@@ -160,7 +163,7 @@ impl BucketModelDirs {
             }
             state.send_replace(CopyState::Closed(reason));
         });
-        OpenCopy { job: job.to_owned(), finish: Arc::new(finish), state: states }
+        OpenCopy { job: job.to_owned(), run: Arc::new(run), state: states }
     }
 }
 
@@ -171,6 +174,9 @@ pub const fn event_reason(event: &CopyEvent) -> Option<&'static str> {
         CopyEvent::UploadFailed(_) => Some("ModelDirNotUploaded"),
         CopyEvent::UploadsContinue => Some("ModelDirUploaded"),
         CopyEvent::MovedAway { .. } => Some("ModelDirReplaced"),
-        CopyEvent::WaitingForLease(_) | CopyEvent::Fetched { .. } | CopyEvent::Uploaded { .. } => None,
+        CopyEvent::OpenFailed(_)
+        | CopyEvent::WaitingForLease(_)
+        | CopyEvent::Fetched { .. }
+        | CopyEvent::Uploaded { .. } => None,
     }
 }

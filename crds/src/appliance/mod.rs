@@ -1,9 +1,11 @@
 //! `Appliance`: the machine that jobs run on, and the ledger of its systems.
 
+mod bucket;
 mod deadlines;
 mod priorities;
 mod status;
 
+pub use bucket::ModelDirBucket;
 pub use deadlines::MaxDeadlines;
 pub use priorities::PriorityClasses;
 pub use status::{ApplianceStatus, Grant, ResourceAmounts};
@@ -135,11 +137,15 @@ pub struct Storage {
     /// Nodes that may write to the claim. With ReadWriteOnce, the coordinator and MemoryX run on one node.
     #[serde(default)]
     pub access_mode: AccessMode,
+    /// Bucket to which model_dirs in such claims are uploaded while their jobs run. Jobs keep the bucket that they began
+    /// with.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bucket: Option<ModelDirBucket>,
 }
 
 impl Default for Storage {
     fn default() -> Self {
-        Self { storage_class_name: None, size: default_size(), access_mode: AccessMode::default() }
+        Self { storage_class_name: None, size: default_size(), access_mode: AccessMode::default(), bucket: None }
     }
 }
 

@@ -11,6 +11,7 @@ use super::{
     CheckpointStatus, FailureStatus, JobProgress, JobState, LostAgentStatus, QueueStatus, RetryStatus, RoleStatus,
 };
 use crate::RoleResources;
+use crate::appliance::ModelDirBucket;
 use crate::condition::{ConditionType, conditions_schema};
 use crate::schema::keyed_by;
 
@@ -171,6 +172,9 @@ pub struct ResolvedJob {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 253))]
     pub model_dir_claim: Option<String>,
+    /// Bucket to which the directory is uploaded, with the address of this job's files.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub model_dir_bucket: Option<ModelDirBucket>,
     /// The job with all defaults resolved, as canonical JSON: every agent of every attempt receives it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 65_536))]

@@ -86,6 +86,11 @@ impl ChildNames {
         self.child("agents")
     }
 
+    /// Returns the name of the policy that lets the coordinator connect to the bucket of model_dir.
+    pub fn bucket_policy(&self) -> String {
+        self.child("bucket")
+    }
+
     /// Returns the name of model_dir's claim. It depends on the job's name alone, so that a job of the same name uses
     /// the claim again. It is never deleted with a job.
     pub fn model_dir_claim(&self) -> String {

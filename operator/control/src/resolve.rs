@@ -1,8 +1,9 @@
 //! Resolves the params of a job into a record that never changes, once, at its first admission.
 
+use kube::ResourceExt;
 use millrace_crds::{
-    ApplianceSpec, OverruledKey, ResolvedJob, ResolvedPhase, StoredParams, TrainJob, TrainJobSpec, TrainJobStatus,
-    UploadedModel,
+    ApplianceSpec, ModelDirBucket, OverruledKey, ResolvedJob, ResolvedPhase, StoredParams, TrainJob, TrainJobSpec,
+    TrainJobStatus, UploadedModel,
 };
 use millrace_params::{
     DataSource, FlagOverrides, InputSpec, JobSpec, LossSpikeAction, LossSpikeSpec, Mode, Params, PhasedParams,
@@ -89,11 +90,14 @@ fn resolve_with(
     notes.truncate(MAX_NOTES);
     let ResolvedPhase { mode, job: text, plan_hash } = records.remove(0);
     let document = serde_json::to_string(&appliance).map_err(InvalidJob::Json)?;
+    let bucket = cluster.storage.bucket.as_ref().filter(|_| claim.is_some());
+    let of_job = |bucket: &ModelDirBucket| bucket.for_job(&job.namespace().unwrap_or_default(), &job.name_any());
     Ok(ResolvedJob {
         version: Some(VERSION),
         mode,
         num_csx: Some(spec.num_csx),
         model_dir: Some(model_dir.display().to_string()),
+        model_dir_bucket: bucket.map(of_job),
         model_dir_claim: claim,
         job: text,
         plan_hash,

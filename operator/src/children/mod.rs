@@ -4,6 +4,7 @@
 //! * Their names and labels are those of [`millrace_cluster::names`].
 
 mod affinity;
+mod bucket;
 mod claim;
 mod fetcher;
 mod identity;
@@ -16,6 +17,7 @@ mod reader;
 mod resources;
 mod service;
 
+pub use bucket::bucket_policy;
 pub use claim::claim;
 pub use fetcher::{FETCHER_NAME, Fetcher, UploadServer, fetch_document};
 pub use identity::{MAX_SECRET_BYTES, identities, identity_volume};

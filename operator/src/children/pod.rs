@@ -21,6 +21,7 @@ use millrace_protocol::security::Protection;
 use millrace_telemetry::logs::LogFormat;
 
 use super::affinity::apart_from_replicas;
+use super::bucket::add_bucket;
 use super::loader::{LOADER_DIR, add_loader};
 use super::mounts::Mounts;
 use super::resources::resources;
@@ -80,8 +81,10 @@ fn pod(attempt: &AttemptContext<'_>, role: Role, index: u32) -> Pod {
         }),
         ..Pod::default()
     };
-    if role == Role::Activation {
-        add_loader(attempt, &mut pod);
+    match role {
+        Role::Coordinator => add_bucket(attempt, &mut pod),
+        Role::Activation => add_loader(attempt, &mut pod),
+        Role::MemoryX | Role::SwarmX | Role::Cs2 => {}
     }
     pod
 }

@@ -14,25 +14,25 @@ BUCKET = "bucket"
 PREFIX = "millrace/test"
 
 
-def free_port() -> int:
+def free_port(host: str) -> int:
     with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
+        listener.bind((host, 0))
         return int(listener.getsockname()[1])
 
 
 class Bucket:
     """A bucket of an S3 server, which keeps its objects while it is stopped."""
 
-    def __init__(self) -> None:
-        self._port = free_port()
-        self.url = f"http://127.0.0.1:{self._port}"
+    def __init__(self, host: str = "127.0.0.1") -> None:
+        self._host, self._port = host, free_port(host)
+        self.url = f"http://{host}:{self._port}"
         self._server: ThreadedMotoServer | None = None
         self.start()
         self.client = self._client("s3")
         self.client.create_bucket(Bucket=BUCKET)
 
     def start(self) -> None:
-        self._server = ThreadedMotoServer("127.0.0.1", self._port, verbose=False)
+        self._server = ThreadedMotoServer(self._host, self._port, verbose=False)
         self._server.start()
 
     def stop(self) -> None:

@@ -18,6 +18,7 @@
 mod fetch;
 pub(crate) mod lease;
 mod names;
+mod progress;
 #[cfg(test)]
 mod tests;
 mod upload;
@@ -32,7 +33,6 @@ use std::time::{Duration, Instant};
 use millrace_checkpoint::lock::random_token;
 use rustix::fs::{FlockOperation, flock};
 use serde::{Deserialize, Serialize};
-use tokio::sync::watch;
 
 use crate::address::BucketAddress;
 use crate::bucket::Bucket;
@@ -40,6 +40,8 @@ use crate::error::BucketError;
 use crate::transfer::TransferError;
 use fetch::{RemoteFiles, fetch_run_files, fetch_wanted, remove_dir};
 use lease::Lease;
+use progress::RunProgress;
+pub use progress::{UploadControl, UploadHandle, upload_handle};
 use upload::Uploader;
 
 /// File of a copy that says what it is a copy of. It is not uploaded, because its name begins with a dot.
@@ -60,6 +62,7 @@ pub type Reporter = Arc<dyn Fn(CopyEvent) + Send + Sync>;
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the messages describe variants and fields")]
 pub enum CopyEvent {
+    OpenFailed(String),
     WaitingForLease(String),
     Fetched { name: String, bytes: u64 },
     Skipped { step: u64, reason: String },
@@ -76,13 +79,21 @@ impl CopyEvent {
 
     /// Returns whether the user may have to do something.
     pub const fn is_warning(&self) -> bool {
-        matches!(self, Self::Skipped { .. } | Self::UploadFailed(_) | Self::MovedAway { .. } | Self::WaitingForLease(_))
+        match self {
+            Self::OpenFailed(_)
+            | Self::Skipped { .. }
+            | Self::UploadFailed(_)
+            | Self::MovedAway { .. }
+            | Self::WaitingForLease(_) => true,
+            Self::Fetched { .. } | Self::Uploaded { .. } | Self::UploadsContinue => false,
+        }
     }
 }
 
 impl fmt::Display for CopyEvent {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
+            Self::OpenFailed(reason) => write!(f, "{reason}; trying again"),
             Self::WaitingForLease(in_use) => {
                 write!(f, "{in_use}; waiting up to {} s for a sign of it", lease::LEASE_EXPIRY.as_secs())
             }
@@ -127,6 +138,18 @@ pub enum ModelDirError {
     File { action: &'static str, path: PathBuf, source: std::io::Error },
     #[error(transparent)]
     Checkpoint(#[from] millrace_checkpoint::Error),
+}
+
+impl ModelDirError {
+    /// Returns whether opening the copy may succeed later without a change: the bucket does not respond, or a process
+    /// that ends still uses the copy.
+    pub const fn is_temporary(&self) -> bool {
+        match self {
+            Self::Bucket(error) => error.is_temporary(),
+            Self::CopyInUse { .. } => true,
+            _ => false,
+        }
+    }
 }
 
 impl From<TransferError> for ModelDirError {
@@ -213,18 +236,18 @@ impl ModelDirCopy {
         &self.dir
     }
 
-    /// Uploads files until `finish` is true and everything is uploaded, then gives the lease up. Keeps at most
+    /// Uploads files until the run has ended and everything is uploaded, then gives the lease up. Keeps at most
     /// `max_checkpoints` checkpoints in the bucket (0: all), as [`millrace_checkpoint::retain`] does.
     ///
     /// # Errors
     /// The lease was lost, or not everything could be uploaded.
-    pub async fn upload(mut self, finish: watch::Receiver<bool>, max_checkpoints: usize) -> Result<(), ModelDirError> {
+    pub async fn upload(mut self, run: UploadControl, max_checkpoints: usize) -> Result<(), ModelDirError> {
         let uploads = upload_until(
             (self.bucket.clone(), self.address.clone()),
             (self.dir.clone(), self.record.copy.clone()),
             self.report.clone(),
             &self.files,
-            finish,
+            run,
             max_checkpoints,
         );
         let uploaded = tokio::select! {
@@ -241,15 +264,16 @@ async fn upload_until(
     (dir, copy): (PathBuf, String),
     report: Reporter,
     files: &RemoteFiles,
-    mut finish: watch::Receiver<bool>,
+    mut run: UploadControl,
     max_checkpoints: usize,
 ) -> Result<(), ModelDirError> {
     let address = place.1.to_string();
     let mut uploader = None;
     let mut failing_since = None;
     loop {
-        // The end of the run: everything that it wrote is there now.
-        let is_last = *finish.borrow();
+        let progress = run.progress();
+        // Everything that the run wrote is there then.
+        let is_last = progress >= RunProgress::Finishing;
         let uploaded = async {
             let uploader = match &mut uploader {
                 Some(uploader) => uploader,
@@ -261,8 +285,11 @@ async fn upload_until(
             uploader.upload_changes(is_last).await
         };
         let pause = match uploaded.await {
-            Ok(()) if is_last => return Ok(()),
+            Ok(()) if progress == RunProgress::Ended => return Ok(()),
             Ok(()) => {
+                if is_last {
+                    run.report_caught_up();
+                }
                 if failing_since.take().is_some() {
                     report(CopyEvent::UploadsContinue);
                 }
@@ -282,8 +309,7 @@ async fn upload_until(
         };
         tokio::select! {
             () = tokio::time::sleep(pause) => {}
-            // Ends also if the sender was dropped: the run has ended.
-            _ = finish.wait_for(|finish| *finish), if !is_last => {}
+            () = run.wait_beyond(progress) => {}
         }
     }
 }

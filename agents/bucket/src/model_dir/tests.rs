@@ -33,6 +33,11 @@ fn plan() -> StreamPlan {
     .unwrap()
 }
 
+/// Returns the control of uploads whose run has ended.
+fn ended() -> UploadControl {
+    upload_handle().1
+}
+
 /// Writes checkpoints of these steps to the model_dir of a new attempt, and a line for each to a file of the run.
 fn train(dir: &Path, steps: &[u64]) {
     let (plan, moments) = (plan(), Moments::none());
@@ -114,7 +119,7 @@ impl Case {
     async fn run(&self, machine: &str, steps: &[u64]) {
         let copy = self.open(machine).await.expect(WRITABLE);
         train(copy.dir(), steps);
-        copy.upload(watch::channel(true).1, 2).await.unwrap();
+        copy.upload(ended(), 2).await.unwrap();
     }
 
     fn path(&self, file: &str) -> ObjectPath {
@@ -176,7 +181,7 @@ async fn damaged_checkpoint_is_skipped() {
         case.objects.put(&file, damaged.into()).await.unwrap();
         let copy = case.open(machine).await.unwrap();
         assert_eq!(case.on(machine).0, [10], "{machine}");
-        copy.upload(watch::channel(true).1, 0).await.unwrap();
+        copy.upload(ended(), 0).await.unwrap();
     }
     assert_eq!(case.skipped(), [20, 20, 20]);
 }
@@ -188,7 +193,7 @@ async fn interrupted_upload_is_no_checkpoint() {
     case.objects.delete(&case.path("checkpoint_20/manifest.json")).await.unwrap();
     let copy = case.open("b").await.unwrap();
     assert_eq!(case.on("b").0, [10]);
-    copy.upload(watch::channel(true).1, 0).await.unwrap();
+    copy.upload(ended(), 0).await.unwrap();
     let left: Vec<_> = case.objects.list(Some(&case.path("checkpoint_20"))).collect().await;
     assert_eq!(left.len(), 0, "the next run removes what is left of it");
 }
@@ -215,9 +220,9 @@ async fn hostile_names_stay_outside() {
 #[tokio::test(start_paused = true)]
 async fn one_machine_at_a_time_holds_the_lease() {
     let case = Case::new();
-    let (finish, finished) = watch::channel(false);
+    let (run, control) = upload_handle();
     let holder = case.open("a").await.unwrap();
-    let uploads = tokio::spawn(holder.upload(finished, 0));
+    let uploads = tokio::spawn(holder.upload(control, 0));
     let rejected = case.open("b").await.err().map(|error| error.to_string());
     assert!(rejected.is_some_and(|error| error.starts_with("s3://runs/team/gpt is in use by process")));
     uploads.abort();
@@ -227,8 +232,8 @@ async fn one_machine_at_a_time_holds_the_lease() {
     let second = case.open("b").await.expect(WRITABLE);
     assert!(waiting.elapsed() >= lease::LEASE_EXPIRY);
     // The first machine continues where it was stopped, and finds that it was replaced.
-    second.upload(watch::channel(true).1, 0).await.unwrap();
-    drop(finish);
+    second.upload(ended(), 0).await.unwrap();
+    drop(run);
     case.run("a", &[]).await;
 }
 
@@ -239,10 +244,10 @@ async fn holder_that_lost_the_lease_uploads_nothing() {
     tokio::time::sleep(lease::LEASE_EXPIRY).await;
     let second = case.open("b").await.expect(WRITABLE);
     train(first.dir(), &[10]);
-    let lost = first.upload(watch::channel(true).1, 0).await.unwrap_err();
+    let lost = first.upload(ended(), 0).await.unwrap_err();
     assert!(matches!(lost, ModelDirError::LeaseLost { .. }), "{lost}");
     assert_eq!(case.steps().await, [0; 0]);
-    second.upload(watch::channel(true).1, 0).await.unwrap();
+    second.upload(ended(), 0).await.unwrap();
 }
 
 #[tokio::test]

@@ -38,6 +38,9 @@ pub const IDENTITY_ENV: &str = "MILLRACE_IDENTITY";
 /// Environment variable: `off` if connections between agents are authenticated but not encrypted. Equivalent to
 /// [`RoleCommand::data_encryption`].
 pub const DATA_ENCRYPTION_ENV: &str = "MILLRACE_DATA_ENCRYPTION";
+/// Environment variable of a coordinator with the address of a bucket to which it uploads its model_dir. Equivalent to
+/// [`RoleCommand::model_dir_bucket`].
+pub const MODEL_DIR_BUCKET_ENV: &str = "MILLRACE_MODEL_DIR_BUCKET";
 
 /// Environment variables for a role process. By default glibc returns memory of the size of a chunk to the system as
 /// soon as it is freed, which costs a page fault for every 4 KiB of the next chunk. Other allocators ignore the

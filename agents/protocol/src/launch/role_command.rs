@@ -28,7 +28,7 @@ use millrace_emulator::numerics::Isa;
 use millrace_engine::types::{AgentId, Role};
 use millrace_telemetry::logs::{Level, LogFormat};
 
-use super::{DATA_ENCRYPTION_ENV, IDENTITY_ENV};
+use super::{DATA_ENCRYPTION_ENV, IDENTITY_ENV, MODEL_DIR_BUCKET_ENV};
 use crate::security::Protection;
 
 /// The first argument of a role process.
@@ -39,6 +39,8 @@ pub const PACKAGE_PYTHON: &str = "auto";
 pub const MAX_PATH_BYTES: usize = 4096;
 /// Maximum bytes of an address: a DNS name of 253 bytes, a colon and a port.
 pub const MAX_ADDRESS_BYTES: usize = 253 + 1 + 5;
+/// Maximum bytes of the address of a bucket, whose prefix has up to 1024.
+pub const MAX_BUCKET_ADDRESS_BYTES: usize = 1024;
 /// Maximum number of `--root`: far more than the volumes that a server offers to one job.
 pub const MAX_ROOTS: usize = 1024;
 
@@ -67,6 +69,10 @@ pub struct RoleCommand {
     /// File to which a coordinator writes its outcome when it ends, as a line of JSON of at most 4096 bytes.
     #[arg(long, value_parser = bounded_path())]
     pub termination_log: Option<PathBuf>,
+    /// Address `s3://BUCKET/PREFIX` to which a coordinator uploads its model_dir. Endpoint, region and credentials are
+    /// those of the environment (`AWS_*`).
+    #[arg(long, env = MODEL_DIR_BUCKET_ENV, value_parser = bounded_bucket_address)]
+    pub model_dir_bucket: Option<String>,
     /// Files for coordinators of release 0.1.0.
     #[command(flatten)]
     pub v1_journal: V1JournalFiles,
@@ -213,6 +219,7 @@ impl RoleCommand {
             journal_listen: None,
             launch: None,
             termination_log: None,
+            model_dir_bucket: None,
             v1_journal: V1JournalFiles::default(),
             advertise: None,
             coordinator: None,
@@ -243,6 +250,7 @@ impl RoleCommand {
         args.flag("journal_listen", self.journal_listen.as_ref());
         args.flag("launch", self.launch.as_ref().map(DocumentSource::as_path));
         args.flag("termination_log", self.termination_log.as_ref());
+        args.flag("model_dir_bucket", self.model_dir_bucket.as_ref());
         args.flag("journal_cert", self.v1_journal.journal_cert.as_ref());
         args.flag("journal_key", self.v1_journal.journal_key.as_ref());
         args.flag("journal_ca", self.v1_journal.journal_ca.as_ref());
@@ -286,8 +294,11 @@ impl RoleCommand {
         if role == Role::Coordinator {
             return if self.launch.is_some() { Ok(()) } else { Err(RoleCommandError::MissingLaunch) };
         }
-        let coordinator_only =
-            [("--launch", self.launch.is_some()), ("--termination_log", self.termination_log.is_some())];
+        let coordinator_only = [
+            ("--launch", self.launch.is_some()),
+            ("--termination_log", self.termination_log.is_some()),
+            ("--model_dir_bucket", self.model_dir_bucket.is_some()),
+        ];
         if let Some((flag, _)) = coordinator_only.into_iter().find(|(_, is_given)| *is_given) {
             return Err(RoleCommandError::CoordinatorOnly { flag, role });
         }
@@ -318,6 +329,14 @@ fn switch(text: &str) -> Result<bool, InvalidArgument> {
         SWITCH_OFF => Ok(false),
         _ => Err(InvalidArgument::Switch),
     }
+}
+
+/// Checks the length of the address of a bucket. The coordinator reads it.
+fn bounded_bucket_address(address: &str) -> Result<String, InvalidArgument> {
+    if address.len() > MAX_BUCKET_ADDRESS_BYTES {
+        return Err(InvalidArgument::TooLong(MAX_BUCKET_ADDRESS_BYTES));
+    }
+    Ok(address.to_owned())
 }
 
 /// Checks an address: a host, and a port if there is one.

@@ -18,11 +18,13 @@ mod run_policy;
 mod slow_systems;
 mod spans;
 mod summary;
+mod uploads;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use millrace_bucket::BucketAddress;
 use millrace_checkpoint::lock::LOCK_LEASE;
 use millrace_checkpoint::{LockError, LockRequest, ModelDirLock, VerificationLevel};
 use millrace_data::Dataset;
@@ -49,6 +51,7 @@ use crate::error::AgentError;
 use crate::host;
 use crate::http::{self, Readiness};
 use crate::launch::{Exit, LaunchDocument, ListenAddresses, announce};
+use crate::model_dir_uploads::ModelDirUploads;
 use console::Console;
 use driver::CoordinatorDriver;
 use file_writer::FileWriter;
@@ -109,9 +112,14 @@ pub async fn run(args: RoleArgs, context: CoordinatorContext) -> Result<Exit, Ag
     let (commands, mut user) = mpsc::channel(journal::MAX_QUEUED_COMMANDS);
     let served = JournalService::serve(member.accept_journal(journal_port), journal_ready, commands);
 
+    let run = RunSettings {
+        last_report: args.last_report.clone(),
+        by_launcher: args.by_launcher,
+        model_dir_bucket: args.model_dir_bucket,
+    };
     let mut resize = None;
     let prepared = tokio::select! {
-        prepared = prepare(*launch, args.last_report.clone(), args.by_launcher, &console, &mut agents) => {
+        prepared = prepare(*launch, run, &console, &mut agents) => {
             match prepared {
                 Err(complete) if complete.reason() == OutcomeReason::Succeeded => {
                     console.line(complete.to_string());
@@ -136,7 +144,7 @@ pub async fn run(args: RoleArgs, context: CoordinatorContext) -> Result<Exit, Ag
         // Records beyond the capacity of the channel are printed to stderr only.
         let _ = records.try_send(record);
     });
-    let exit = CoordinatorDriver::new(
+    let (exit, uploads) = CoordinatorDriver::new(
         prepared,
         console,
         metrics,
@@ -145,6 +153,9 @@ pub async fn run(args: RoleArgs, context: CoordinatorContext) -> Result<Exit, Ag
     .run()
     .await;
     served.finish(JOURNAL_DRAIN_TIMEOUT).await;
+    if let Some(uploads) = uploads {
+        uploads::finish(uploads).await;
+    }
     Ok(exit)
 }
 
@@ -205,11 +216,22 @@ fn serve_control(incoming: AuthenticatedIncoming, service: ControlService) {
     });
 }
 
+/// What a run needs besides its launch document.
+struct RunSettings {
+    last_report: TerminationReport,
+    /// Whether a launcher on this machine started the agents.
+    by_launcher: bool,
+    /// Bucket to which this coordinator uploads model_dir.
+    model_dir_bucket: Option<BucketAddress>,
+}
+
 /// The result of all checks and preparations before the first agent receives a command.
 pub struct PreparedRun {
     pub launch: LaunchDocument,
     /// Whether a launcher on this machine started the agents.
     pub by_launcher: bool,
+    /// The uploads of model_dir, if it is kept in a bucket.
+    pub uploads: Option<ModelDirUploads>,
     /// The job, compiled for the best instruction set that it may use. The instruction set is pinned when all agents
     /// have joined.
     pub compiled: CompiledJob,
@@ -234,8 +256,7 @@ pub struct PreparedRun {
 /// the same input, opens only what this one needs: no data of checkpoints, and data only to count them.
 async fn prepare(
     launch: LaunchDocument,
-    last_report: TerminationReport,
-    by_launcher: bool,
+    RunSettings { last_report, by_launcher, model_dir_bucket }: RunSettings,
     console: &Console,
     agents: &mut ControlEvents,
 ) -> Result<PreparedRun, AgentError> {
@@ -266,6 +287,10 @@ async fn prepare(
         Ok((launch, compiled, start))
     })
     .await?;
+    let uploads = match model_dir_bucket {
+        Some(address) => Some(uploads::start(address, &launch, is_held).await?),
+        None => None,
+    };
     let lock = Arc::new(lock_model_dir(&launch).await?);
     let held = lock.clone();
     let (launch, compiled, start_point, remaining_checkpoints) = run_blocking(move || {
@@ -295,6 +320,7 @@ async fn prepare(
     Ok(PreparedRun {
         launch,
         by_launcher,
+        uploads,
         compiled,
         job_json,
         model_metrics,

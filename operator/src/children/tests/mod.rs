@@ -20,6 +20,7 @@ use millrace_protocol::security::Credentials;
 
 use super::*;
 
+mod bucket;
 mod loader;
 mod uploads;
 

@@ -53,10 +53,12 @@ use super::resume::StartPoint;
 use super::run_end::RunEnd;
 use super::slow_systems::SystemSpeeds;
 use super::spans::Spans;
+use super::uploads;
 use crate::control::job::CompiledJob;
 use crate::control::server::{AgentHandle, ControlEvent, ControlEvents, JoinedAgent, StreamNumber};
 use crate::error::AgentError;
 use crate::launch::{Exit, LaunchDocument};
+use crate::model_dir_uploads::ModelDirUploads;
 use checkpointing::{SaveFailure, SaveTaskResult, SaveTimer};
 use departures::{JOIN_TIMEOUT, LostAgent};
 use overdue::IterationTimeout;
@@ -109,6 +111,10 @@ pub struct CoordinatorDriver {
     reporter: Reporter,
     spans: Spans,
     events: DriverEvents,
+    /// The uploads of model_dir, if it is kept in a bucket.
+    uploads: Option<ModelDirUploads>,
+    /// The commands that end the run when everything is uploaded.
+    delayed_end: Vec<CoordinatorCommand>,
     /// `None` until all agents have joined and the instruction set is pinned.
     machine: Option<Coordinator>,
     pending_agents: PendingAgents,
@@ -158,6 +164,7 @@ impl CoordinatorDriver {
         let PreparedRun {
             launch,
             by_launcher,
+            uploads,
             compiled,
             job_json,
             model_metrics,
@@ -185,6 +192,8 @@ impl CoordinatorDriver {
             reporter,
             spans,
             events,
+            uploads,
+            delayed_end: Vec::new(),
             machine: None,
             pending_agents: PendingAgents::new(),
             joined: JoinedAgents::new(),
@@ -212,8 +221,9 @@ impl CoordinatorDriver {
         }
     }
 
-    /// Runs the job to its end; returns the exit of the whole run.
-    pub async fn run(mut self) -> Exit {
+    /// Runs the job to its end; returns the exit of the whole run, and the uploads, which have yet to upload the last
+    /// entries of the journal.
+    pub async fn run(mut self) -> (Exit, Option<ModelDirUploads>) {
         self.reporter.waiting(self.start_point.step);
         if let Err(failure) = self.on_early_resize() {
             self.fail_run(&failure);
@@ -221,7 +231,9 @@ impl CoordinatorDriver {
             self.fail_run(&failure);
         }
         self.drain_final_messages().await;
-        self.finish()
+        // The coordinator that continues the run continues the uploads.
+        let uploads = self.uploads.take().filter(|_| !self.is_leaving);
+        (self.finish(), uploads)
     }
 
     async fn run_loop(&mut self) -> Result<(), AgentError> {
@@ -245,6 +257,9 @@ impl CoordinatorDriver {
                     self.handle_deadlines()?;
                 }
                 () = tokio::time::sleep_until(heartbeat.into()) => self.reporter.heartbeat(),
+                () = uploads::next_event(self.uploads.as_mut(), !self.delayed_end.is_empty()) => {
+                    self.on_uploads_ended()?;
+                }
             }
         }
         Ok(())
@@ -332,7 +347,25 @@ impl CoordinatorDriver {
         (step, self.last_saved.as_ref().filter(|saved| saved.step == step))
     }
 
+    /// Ends a run that is complete, and whose uploads have caught up or have failed. Uploads that end before the run end
+    /// it: another run has taken the model_dir over.
+    fn on_uploads_ended(&mut self) -> Result<(), AgentError> {
+        if !self.delayed_end.is_empty() {
+            return self.end_now();
+        }
+        self.uploads.take().map_or(Ok(()), ModelDirUploads::finish)
+    }
+
+    /// Executes the commands that end a run that is complete.
+    fn end_now(&mut self) -> Result<(), AgentError> {
+        std::mem::take(&mut self.delayed_end).into_iter().try_for_each(|command| self.execute(command))
+    }
+
     fn stop(&mut self) -> Result<(), AgentError> {
+        if !self.delayed_end.is_empty() {
+            // The run is complete, and a run that is stopped does not wait for uploads.
+            return self.end_now();
+        }
         if self.machine.is_none() {
             self.stop_by.get_or_insert_with(|| Instant::now() + STOP_SHARD_TIMEOUT);
             return self.stop_early();
@@ -348,6 +381,9 @@ impl CoordinatorDriver {
         self.spans.on_event(&event);
         let mut commands = Vec::new();
         machine.handle_event(event, &mut commands);
+        if self.uploads.is_some() {
+            self.delayed_end.extend(uploads::split_end(&mut commands));
+        }
         commands.into_iter().try_for_each(|command| self.execute(command))?;
         self.report_size();
         Ok(())
