@@ -34,5 +34,6 @@ pub mod model;
 mod model_dir_uploads;
 mod roles;
 pub mod start_checkpoint;
+mod write_watch;
 
 pub use roles::role_process;

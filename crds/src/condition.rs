@@ -15,6 +15,8 @@ pub enum ConditionType {
     Progressing,
     /// The newest checkpoint was written, and the last try to write one did not fail.
     Checkpointed,
+    /// The storage of model_dir responds to the writes of the job. Its status is Unknown while no attempt reports.
+    StorageResponding,
     /// The job is suspended: it has saved its state and holds no systems.
     Suspended,
     /// The summary. Its status is Unknown while the job is not finished; its reason is the job's
@@ -26,12 +28,13 @@ pub enum ConditionType {
 
 impl ConditionType {
     /// All conditions, in the order in which a job usually reaches them.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self::Accepted,
         Self::Admitted,
         Self::RolesReady,
         Self::Progressing,
         Self::Checkpointed,
+        Self::StorageResponding,
         Self::Suspended,
         Self::Succeeded,
         Self::Finished,
@@ -45,6 +48,7 @@ impl ConditionType {
             Self::RolesReady => "RolesReady",
             Self::Progressing => "Progressing",
             Self::Checkpointed => "Checkpointed",
+            Self::StorageResponding => "StorageResponding",
             Self::Suspended => "Suspended",
             Self::Succeeded => "Succeeded",
             Self::Finished => "Finished",

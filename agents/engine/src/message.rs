@@ -80,6 +80,15 @@ pub struct SnapshotRequest {
     pub path: String,
 }
 
+/// A write that has not returned for long.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StalledWrite {
+    /// The file, or the directory of a checkpoint.
+    pub file: String,
+    /// Seconds since it began.
+    pub seconds: u64,
+}
+
 /// blake3 digests of a chunk: parameters first, then each moment.
 pub type ChunkDigests = Vec<[u8; 32]>;
 
@@ -163,6 +172,8 @@ pub enum AgentReport {
         reason: String,
         cause: FailureCause,
     },
+    /// A write to the storage of model_dir has not returned for long, or the storage responds again (shards).
+    StorageStalled { write: Option<StalledWrite> },
     /// A link to `peer` failed. The coordinator decides about the consequences.
     LinkLost {
         epoch: Epoch,

@@ -139,6 +139,7 @@ mod tests {
             resumed: None,
             lost_agents: Default::default(),
             slow_agents: Default::default(),
+            storage_stall: None,
             note: None,
         };
         let events = [

@@ -16,6 +16,7 @@
 //! | `millrace_relative_speed{agent}` | gauge | coordinator | speed of a system's computing, over the others' median |
 //! | `millrace_checkpoint_step` | gauge | coordinator | step of the newest complete checkpoint |
 //! | `millrace_loader_workers_replaced_total` | counter | activation server | workers of Python datasets that failed |
+//! | `millrace_storage_stall_seconds` | gauge | coordinator | how long the storage has not responded; 0 if it does |
 //! | `millrace_dropped_records_total` | counter | coordinator | metrics and journal entries dropped while the disk was full |
 
 use std::collections::BTreeMap;
@@ -209,6 +210,8 @@ pub struct CoordinatorMetrics {
     pub relative_speed: MetricFamily<Gauge, 1>,
     /// Step of the newest complete checkpoint; NaN before the first.
     pub checkpoint_step: Gauge,
+    /// Seconds since the beginning of the write that the storage of model_dir does not respond to; 0 if it responds.
+    pub storage_stall_seconds: Gauge,
     /// Number of lines of `metrics.jsonl`, points of curves and journal entries that this attempt dropped while the
     /// disk was full.
     pub dropped_records: Counter,
@@ -239,6 +242,10 @@ impl CoordinatorMetrics {
                 "Batches that this attempt skipped because their loss or gradient spiked.",
             ),
             checkpoint_step: gauge("millrace_checkpoint_step", "Step of the newest complete checkpoint."),
+            storage_stall_seconds: registry.metric(
+                "millrace_storage_stall_seconds",
+                "Seconds for which the storage of model_dir has not responded to a write; 0 if it responds.",
+            ),
             dropped_records: registry.metric(
                 "millrace_dropped_records_total",
                 "Lines of metrics.jsonl, points of curves and journal entries dropped while the disk was full.",

@@ -2,15 +2,17 @@
 
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, ChildStdout, Command, Stdio};
+use std::time::Duration;
 
 use millrace_agents::launch::LaunchDocument;
 use millrace_params::{FlagOverrides, MachineSpec, Params};
 use millrace_protocol::journal::{JournalEndpoint, from_proto};
-use millrace_protocol::proto::FollowRequest;
+use millrace_protocol::proto::{Entry, FollowRequest};
 use millrace_protocol::security::{AttemptName, MemberName};
-use millrace_telemetry::journal::JournalEvent;
+use millrace_telemetry::journal::{JournalEvent, RunState};
 use rustix::process::Signal;
 use serde_json::Value;
+use tonic::Streaming;
 
 use super::harness::{TestDir, kill};
 use super::identities::{self, authority, first_attempt, identity_dir};
@@ -18,6 +20,9 @@ use super::ports::free_port;
 
 /// The agents of a job on two systems.
 pub const AGENTS: [&str; 7] = ["memoryx-0", "memoryx-1", "swarmx-0", "activation-0", "activation-1", "cs2-0", "cs2-1"];
+
+/// Longer than any state of a run takes to be reached.
+const STATE_TIMEOUT: Duration = Duration::from_secs(300);
 
 /// A job on two systems that can continue with one. Its processes are children of the test, and are killed on drop.
 pub struct Job<'a> {
@@ -174,19 +179,21 @@ impl<'a> Job<'a> {
         self.wait_for(&format!("Step={step},"));
     }
 
+    /// Follows the journal from the current state on.
+    pub async fn follow(&self) -> Streaming<Entry> {
+        let mut client = self.journal().connect().await.unwrap();
+        client.follow(FollowRequest { from: 0, from_current_state: true }).await.unwrap().into_inner()
+    }
+
     /// Waits until `systems` systems work, and no other is needed.
     pub async fn wait_for_systems(&self, systems: u32) {
-        let mut client = self.journal().connect().await.unwrap();
-        let request = FollowRequest { from: 0, from_current_state: true };
-        let mut entries = client.follow(request).await.unwrap().into_inner();
-        loop {
-            let entry = entries.message().await.unwrap().expect("the job ended before it was resized");
-            if let JournalEvent::State(state) = from_proto(&entry).unwrap().event
-                && (state.num_csx, state.requested_csx) == (systems, Some(systems))
-            {
-                return;
-            }
-        }
+        let are_complete = |state: &RunState| (state.num_csx, state.requested_csx) == (systems, Some(systems));
+        wait_for_state(&mut self.follow().await, are_complete).await;
+    }
+
+    /// Returns the process id of an agent.
+    pub fn agent_id(&self, agent: &str) -> u32 {
+        self.agents.iter().find(|(name, _)| name == agent).unwrap().1.id()
     }
 
     /// Returns the process id of the coordinator.
@@ -228,6 +235,21 @@ impl Drop for Job<'_> {
             let _ = child.wait();
         }
     }
+}
+
+/// Waits for a state of the run for which `is_wanted` returns true.
+pub async fn wait_for_state(entries: &mut Streaming<Entry>, is_wanted: impl Fn(&RunState) -> bool) -> RunState {
+    let next = async {
+        loop {
+            let entry = entries.message().await.unwrap().expect("the job ended");
+            if let JournalEvent::State(state) = from_proto(&entry).unwrap().event
+                && is_wanted(&state)
+            {
+                return state;
+            }
+        }
+    };
+    tokio::time::timeout(STATE_TIMEOUT, next).await.expect("a state of the run")
 }
 
 /// Writes the launch document of a job on two systems to `launch.json`.

@@ -441,6 +441,27 @@ def test_resuming_from_an_earlier_job_is_reported(
     assert "\nresumes from checkpoint_79\n" in capsys.readouterr().err
 
 
+def test_stalled_storage_is_reported_until_it_responds(
+    server: Server, millrace: Millrace, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stalled = {
+        "number": 1,
+        "type": "Warning",
+        "reason": "StorageStalled",
+        "message": "no response since 12:00",
+    }
+    responds = {
+        "number": 2,
+        "type": "Normal",
+        "reason": "StorageResponds",
+        "message": "it responds again",
+    }
+    followed(event("event", stalled), event("event", responds), *WHOLE_RUN)(server)
+    assert millrace("train", "-p", "params.yaml") == 0
+    reported = capsys.readouterr().err
+    assert "\nWarning: StorageStalled: no response since 12:00\nit responds again\n" in reported
+
+
 def test_points_of_attempts_are_separated(
     server: Server, millrace: Millrace, capsys: pytest.CaptureFixture[str]
 ) -> None:

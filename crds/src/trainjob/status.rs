@@ -27,8 +27,8 @@ use crate::schema::keyed_by;
     validation = stays_finished(),
 )]
 pub struct TrainJobStatus {
-    /// Accepted, Admitted, RolesReady, Progressing, Checkpointed, Suspended, Succeeded and Finished. Succeeded
-    /// summarizes them: its reason is the job's state. Finished becomes true on success and on failure.
+    /// Accepted, Admitted, RolesReady, Progressing, Checkpointed, StorageResponding, Suspended, Succeeded and Finished.
+    /// Succeeded summarizes them: its reason is the job's state. Finished becomes true on success and on failure.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "conditions_schema")]
     pub conditions: Vec<Condition>,

@@ -31,10 +31,19 @@ pub(crate) struct ConditionInputs {
     pub checkpoint: Option<(u64, String)>,
     /// Why the newest checkpoint could not be written; `None` once one is written.
     pub unsaved: Option<String>,
+    /// Whether the storage of model_dir responds to the attempt's writes; `Err` describes a write that it does not
+    /// respond to. `None` if no attempt reports it.
+    pub storage: Option<Result<(), String>>,
 }
 
 /// Reason of the condition and the event for a checkpoint that could not be written.
 pub(crate) const CHECKPOINT_WRITE_FAILED: &str = "CheckpointWriteFailed";
+
+/// Reason of the condition and the event for storage that does not respond.
+pub(crate) const STORAGE_STALLED: &str = "StorageStalled";
+
+/// Reason of the condition and the event for storage that responds.
+pub(crate) const STORAGE_RESPONDS: &str = "StorageResponds";
 
 /// Reason of conditions of a job whose record this program can't use.
 const RESOLVED_UNREADABLE: &str = "ResolvedUnreadable";
@@ -53,13 +62,14 @@ fn row(status: &'static str, reason: &str, message: impl Into<String>) -> Condit
 }
 
 /// Returns the conditions of a job in `state`, in the order of [`ConditionType::ALL`].
-pub(crate) fn condition_rows(state: JobState, inputs: &ConditionInputs) -> [ConditionRow; 8] {
+pub(crate) fn condition_rows(state: JobState, inputs: &ConditionInputs) -> [ConditionRow; 9] {
     [
         accepted(inputs),
         admitted(state, inputs),
         roles_ready(state, inputs),
         progressing(state),
         checkpointed(inputs),
+        storage_responding(state, inputs),
         suspended(state, inputs),
         succeeded(state, inputs),
         finished(state),
@@ -155,6 +165,14 @@ fn checkpointed(inputs: &ConditionInputs) -> ConditionRow {
             row("True", "Saved", format!("checkpoint_{step} is complete; the digest of its parameters is {digest}"))
         }
         None => row("False", "NoCheckpoint", "no checkpoint has been written yet"),
+    }
+}
+
+fn storage_responding(state: JobState, inputs: &ConditionInputs) -> ConditionRow {
+    match &inputs.storage {
+        Some(Ok(())) => row("True", STORAGE_RESPONDS, "the storage of model_dir responds to writes"),
+        Some(Err(stall)) => row("False", STORAGE_STALLED, stall),
+        None => row("Unknown", state.as_str(), "no attempt reports about the storage of model_dir"),
     }
 }
 

@@ -105,6 +105,9 @@ pub struct CoordinatorReport {
     pub unresponsive: BTreeMap<String, Timestamp>,
     /// Systems that compute much more slowly than the others, such as `cs2-1`.
     pub slow_systems: BTreeMap<String, SlowSystem>,
+    /// Whether the storage of model_dir responds; `Err` has a write that it does not respond to. `None` before the
+    /// first state has arrived.
+    pub storage: Option<Result<(), StorageStall>>,
     /// The step at which the attempt resumed, and the number of later steps that run again; `None` if nothing was
     /// trained before.
     pub resumed: Option<(u64, u64)>,
@@ -127,6 +130,15 @@ pub struct SlowSystem {
     pub since: Timestamp,
     /// Its speed in percent of that of the others.
     pub speed_percent: u32,
+}
+
+/// A write to the storage of model_dir that has not returned for long.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StorageStall {
+    /// The file, or the directory of a checkpoint.
+    pub file: String,
+    /// Since when.
+    pub since: Timestamp,
 }
 
 /// The last report of a coordinator.

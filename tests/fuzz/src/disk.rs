@@ -53,6 +53,7 @@ pub fn journal(bytes: &[u8]) {
             resumed: None,
             lost_agents: Default::default(),
             slow_agents: Default::default(),
+            storage_stall: None,
             note: None,
         };
         drop(journal.append(JournalEvent::State(state)));

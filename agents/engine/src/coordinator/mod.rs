@@ -255,7 +255,9 @@ impl Coordinator {
             AgentReport::Linked { .. }
             | AgentReport::Leaves { .. }
             | AgentReport::Prepared { .. }
-            | AgentReport::LinkLost { .. } => {}
+            | AgentReport::LinkLost { .. }
+            // The driver reports it.
+            | AgentReport::StorageStalled { .. } => {}
         }
     }
 

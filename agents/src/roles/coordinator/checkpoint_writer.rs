@@ -10,6 +10,7 @@ use millrace_engine::types::{CommitRecord, Epoch, TrainingHistory};
 use crate::checkpoints::{checkpoint_failure, recorded_history};
 use crate::control::job::CompiledJob;
 use crate::error::AgentError;
+use crate::write_watch::WriteWatch;
 
 /// Stages and publishes checkpoints. The methods block, so they are called on blocking threads.
 pub struct CheckpointWriter {
@@ -17,6 +18,7 @@ pub struct CheckpointWriter {
     job: CompiledJob,
     moments: Moments,
     notes: Vec<String>,
+    writes: WriteWatch,
 }
 
 #[derive(Clone, Debug)]
@@ -32,7 +34,16 @@ impl CheckpointWriter {
     /// Creates a saver for the model_dir that `lock` holds. `notes` are written to every manifest.
     pub fn new(lock: Arc<ModelDirLock>, job: CompiledJob, notes: Vec<String>) -> Self {
         let moments = job.moments();
-        Self { lock, job, moments, notes }
+        Self { lock, job, moments, notes, writes: WriteWatch::default() }
+    }
+
+    /// Returns what tells whether a checkpoint is being staged or published.
+    pub const fn writes(&self) -> &WriteWatch {
+        &self.writes
+    }
+
+    fn path(&self, step: u64) -> PathBuf {
+        self.lock.model_dir().join(format!("checkpoint_{step}"))
     }
 
     /// Creates the directory that the shards write into.
@@ -41,8 +52,8 @@ impl CheckpointWriter {
     /// The directory can't be created, or the lock was lost.
     pub fn stage(&self, step: u64, epoch: Epoch) -> Result<(Staging, SnapshotRequest), AgentError> {
         let epoch = WriterEpoch { attempt: epoch.attempt, number: epoch.number };
-        let staging =
-            Staging::create(&self.lock, &self.job.plan, step, epoch, &self.moments).map_err(checkpoint_failure)?;
+        let create = || Staging::create(&self.lock, &self.job.plan, step, epoch, &self.moments);
+        let staging = self.writes.watch(&self.path(step), create).map_err(checkpoint_failure)?;
         let path = staging.path().to_string_lossy().into_owned();
         Ok((staging, SnapshotRequest { step, path }))
     }
@@ -53,6 +64,18 @@ impl CheckpointWriter {
     /// # Errors
     /// The file system reports an error, or the lock was lost.
     pub fn publish(
+        &self,
+        staging: Staging,
+        digests: Vec<ChunkDigests>,
+        record: Option<CommitRecord>,
+        history: TrainingHistory,
+        recovery: bool,
+    ) -> Result<PublishedCheckpoint, AgentError> {
+        let path = self.path(staging.step());
+        self.writes.watch(&path, || self.publish_staged(staging, digests, record, history, recovery))
+    }
+
+    fn publish_staged(
         &self,
         mut staging: Staging,
         digests: Vec<ChunkDigests>,

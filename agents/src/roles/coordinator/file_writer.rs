@@ -13,15 +13,18 @@
 //!   and the thread has the time between two events to write.
 //! * The driver waits for [`MAX_WAIT`] at most. Then the run continues, and up to [`MAX_QUEUED_WRITES`] writes are kept
 //!   in memory until the storage responds. Further ones are dropped and counted.
+//! * States of the run don't wait for the storage: followers of the journal see them while it does not respond.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{self, Sender};
 use std::time::{Duration, Instant};
 
 use millrace_checkpoint::ResumeHistory;
 use millrace_engine::coordinator::Evaluation;
 use millrace_engine::types::CommitRecord;
-use millrace_telemetry::journal::{AttemptOutcome, Dropped, JournalEvent, JournalWriter, ResumePoint};
+use millrace_telemetry::journal::{AttemptOutcome, Dropped, JournalEvent, JournalWriter, ResumePoint, RunState};
 use millrace_telemetry::logs::LogRecord;
 use millrace_telemetry::progress::Rates;
 use millrace_telemetry::prometheus::Counter;
@@ -30,6 +33,7 @@ use tokio::sync::watch;
 use super::files::RunFiles;
 use crate::error::AgentError;
 use crate::roles::TerminationReport;
+use crate::write_watch::{OngoingWrite, WriteWatch};
 
 /// How long the driver waits for the storage before it continues without it.
 const MAX_WAIT: Duration = Duration::from_secs(2);
@@ -49,8 +53,12 @@ pub struct FileWriter {
     queued_before: u64,
     /// Number of finished writes.
     finished: watch::Receiver<u64>,
-    /// When the wait began that exceeded [`MAX_WAIT`]; `None` while the storage responds.
-    stalled_since: Option<Instant>,
+    /// The write in progress.
+    writes: WriteWatch,
+    /// The write whose wait exceeded [`MAX_WAIT`]; `None` while the storage responds.
+    stalled: Option<OngoingWrite>,
+    /// Queued states before this write are out of date: a later one was announced.
+    announced_state: Arc<AtomicU64>,
     /// [`MAX_WAIT`], which tests shorten.
     max_wait: Duration,
     /// Events that did not fit into the queue.
@@ -69,6 +77,7 @@ impl FileWriter {
         let (queue, writes) = mpsc::channel::<Write>();
         let (progress, finished) = watch::channel(0);
         let (model_dir, journal) = (files.model_dir().to_owned(), files.journal().clone());
+        let watch = files.writes().clone();
         let write_all = move || {
             for write in writes {
                 write(&mut files);
@@ -81,7 +90,9 @@ impl FileWriter {
             queued: 0,
             queued_before: 0,
             finished,
-            stalled_since: None,
+            writes: watch,
+            stalled: None,
+            announced_state: Arc::default(),
             max_wait: MAX_WAIT,
             dropped: Dropped::default(),
             model_dir,
@@ -136,9 +147,30 @@ impl FileWriter {
 
     /// Appends to the journal.
     pub fn record(&mut self, event: JournalEvent) {
+        self.record_if(event, || true);
+    }
+
+    /// Appends a state of the run to the journal, before all queued writes if the storage does not respond.
+    pub fn state(&mut self, state: RunState) {
+        let event = JournalEvent::State(state);
+        if self.stalled.is_some() && self.journal.announce(event.clone()).unwrap_or(false) {
+            self.announced_state.store(self.queued, Ordering::Relaxed);
+            return;
+        }
+        let (number, announced) = (self.queued, self.announced_state.clone());
+        self.record_if(event, move || number >= announced.load(Ordering::Relaxed));
+    }
+
+    /// Appends to the journal if `is_wanted` returns true when everything before is written.
+    fn record_if(&mut self, event: JournalEvent, is_wanted: impl FnOnce() -> bool + Send + 'static) {
         let mut counted = Dropped::default();
         counted.count(&event);
-        if !self.try_push(move |files| files.record(event)) {
+        let append = move |files: &mut RunFiles| {
+            if is_wanted() {
+                files.record(event);
+            }
+        };
+        if !self.try_push(append) {
             self.dropped.add(counted);
         }
     }
@@ -179,31 +211,25 @@ impl FileWriter {
         self.queued += 1;
     }
 
+    /// Returns the write that the storage does not respond to; `None` while it responds. As of the last call of
+    /// [`FileWriter::wait`].
+    pub const fn stalled(&self) -> Option<&OngoingWrite> {
+        self.stalled.as_ref()
+    }
+
     /// Waits until everything is written that was queued before the last call, or the storage has not responded for
-    /// [`MAX_WAIT`]. From then on, returns at once until it responds. Warns when the storage stops to respond, and when
-    /// it responds again.
+    /// [`MAX_WAIT`]. From then on, returns at once until it responds.
     pub async fn wait(&mut self) {
         let queued_before = std::mem::replace(&mut self.queued_before, self.queued);
         let is_written = |finished: &u64| *finished >= queued_before;
-        match self.stalled_since {
-            None => {
-                let began = Instant::now();
-                if tokio::time::timeout(self.max_wait, self.finished.wait_for(is_written)).await.is_err() {
-                    self.stalled_since = Some(began);
-                    tracing::warn!(
-                        "the storage of {} has not responded to a write for {} s; training continues, and metrics \
-                         and the journal are kept in memory until it responds",
-                        self.model_dir.display(),
-                        self.max_wait.as_secs()
-                    );
-                }
-            }
-            Some(since) if is_written(&self.finished.borrow()) => {
-                self.stalled_since = None;
-                let seconds = since.elapsed().as_secs();
-                tracing::warn!("the storage of {} responds again, after {seconds} s", self.model_dir.display());
-            }
-            Some(_) => {}
+        if self.stalled.is_some() {
+            self.stalled.take_if(|_| is_written(&self.finished.borrow()));
+            return;
+        }
+        let began = Instant::now();
+        if tokio::time::timeout(self.max_wait, self.finished.wait_for(is_written)).await.is_err() {
+            let file = self.writes.ongoing().map_or_else(|| self.model_dir.clone(), |write| write.file);
+            self.stalled = Some(OngoingWrite { file, began });
         }
     }
 
@@ -234,7 +260,7 @@ impl FileWriter {
 #[cfg(test)]
 mod tests {
     use millrace_engine::types::TrainingHistory;
-    use millrace_telemetry::journal::JournalReader;
+    use millrace_telemetry::journal::{JournalReader, RunPhase};
     use millrace_telemetry::metrics_log::{self, MetricPoint};
 
     use super::*;
@@ -264,6 +290,58 @@ mod tests {
         writer.step(&record, Vec::new(), 0.5, Rates::default());
     }
 
+    fn state(step: u64) -> RunState {
+        RunState {
+            state: RunPhase::Training,
+            step,
+            total_steps: None,
+            num_csx: 1,
+            requested_csx: None,
+            epoch: None,
+            lost_agents: [].into(),
+            slow_agents: [].into(),
+            storage_stall: None,
+            resumed: None,
+            note: None,
+        }
+    }
+
+    /// Returns the steps of the states in the journal's file.
+    fn states(directory: &Path) -> Vec<u64> {
+        let mut journal = JournalReader::open(directory, 1).unwrap();
+        let mut steps = Vec::new();
+        while let Some(entry) = journal.next_entry().unwrap() {
+            if let JournalEvent::State(state) = entry.event {
+                steps.push(state.step);
+            }
+        }
+        steps
+    }
+
+    /// Followers see the newest state although the storage does not respond, and no older one after it.
+    #[tokio::test]
+    async fn states_overtake_writes_that_stall() {
+        let directory = tempfile::tempdir().unwrap();
+        let (mut writer, respond) = stalled_writer(directory.path());
+        writer.max_wait = Duration::from_millis(20);
+        writer.state(state(1));
+        writer.wait().await;
+        writer.wait().await;
+        assert_eq!(writer.stalled().unwrap().file, directory.path(), "no file of the run is being written");
+        let mut follower = writer.journal().follow(1);
+        assert_eq!(follower.poll(9).unwrap(), []);
+        writer.state(state(2));
+        let seen = follower.poll(9).unwrap();
+        assert_eq!((seen.len(), &seen[0].event), (1, &JournalEvent::State(state(2))));
+        drop(respond);
+        writer.finished.wait_for(|finished| *finished == writer.queued).await.unwrap();
+        writer.wait().await;
+        assert_eq!(writer.stalled(), None);
+        writer.state(state(3));
+        writer.finish(outcome());
+        assert_eq!(states(directory.path()), [2, 3]);
+    }
+
     fn outcome() -> AttemptOutcome {
         AttemptOutcome::from(&AgentError::bad_input("an outcome"))
     }
@@ -280,13 +358,13 @@ mod tests {
             write_step(&mut writer, step);
             writer.max_wait = max_wait;
             writer.wait().await;
-            assert_eq!(writer.stalled_since.is_some(), is_stalled, "step {step}");
+            assert_eq!(writer.stalled().is_some(), is_stalled, "step {step}");
         }
         assert_eq!(metrics_log::read(directory.path()).unwrap(), []);
         drop(respond);
         writer.finished.wait_for(|finished| *finished == writer.queued).await.unwrap();
         writer.wait().await;
-        assert_eq!(writer.stalled_since, None);
+        assert_eq!(writer.stalled(), None);
         write_step(&mut writer, 4);
         writer.finish(outcome());
         let steps: Vec<u64> = metrics_log::read(directory.path()).unwrap().iter().map(MetricPoint::step).collect();

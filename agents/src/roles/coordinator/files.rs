@@ -21,6 +21,7 @@ use crate::checkpoint_tokenizer;
 use crate::error::AgentError;
 use crate::input::data_failure;
 use crate::launch::LaunchDocument;
+use crate::write_watch::WriteWatch;
 
 /// Writes metrics, logs, the journal and event files of one run.
 pub struct RunFiles {
@@ -37,6 +38,8 @@ pub struct RunFiles {
     dropped: Option<Counter>,
     /// The part of them that was reported to the user.
     reported_dropped: u64,
+    /// The write in progress.
+    writes: WriteWatch,
 }
 
 /// The files for metric points. They are opened when the first step of the run is known.
@@ -96,6 +99,7 @@ impl RunFiles {
                 refusing: false,
                 dropped: None,
                 reported_dropped: 0,
+                writes: WriteWatch::default(),
                 model_dir: dir.to_owned(),
             })
         };
@@ -204,7 +208,8 @@ impl RunFiles {
 
     fn scalars(&mut self, step: u64, values: &[(&str, f32)]) {
         let Some(points) = &mut self.points else { return };
-        let result = points.events.scalars(step, values);
+        let file = points.events.path().to_owned();
+        let result = self.writes.watch(&file, || points.events.scalars(step, values));
         self.note(result);
     }
 
@@ -213,7 +218,8 @@ impl RunFiles {
         if let Some(points) = &mut self.points {
             let is_repeated = matches!(point, MetricPoint::Train(_)) && point.step() <= points.newest;
             if !is_repeated {
-                let result = points.metrics.append(&point);
+                let file = points.metrics.path().to_owned();
+                let result = self.writes.watch(&file, || points.metrics.append(&point));
                 self.note(result);
             }
         }
@@ -222,8 +228,12 @@ impl RunFiles {
 
     /// Appends to the journal.
     pub fn record(&mut self, event: JournalEvent) {
-        let result = self.journal.append(event).map(drop);
+        let result = self.append(event);
         self.note(result);
+    }
+
+    fn append(&self, event: JournalEvent) -> Result<(), Error> {
+        self.writes.watch(self.journal.path(), || self.journal.append(event)).map(drop)
     }
 
     /// Writes the outcome, as the last journal entry.
@@ -269,10 +279,11 @@ impl RunFiles {
     /// Writes the data that the files did not accept earlier.
     fn flush(&mut self) -> Result<(), Error> {
         if let Some(points) = &mut self.points {
-            points.metrics.flush()?;
-            points.events.flush()?;
+            let (metrics, events) = (points.metrics.path().to_owned(), points.events.path().to_owned());
+            self.writes.watch(&metrics, || points.metrics.flush())?;
+            self.writes.watch(&events, || points.events.flush())?;
         }
-        self.journal.flush()
+        self.writes.watch(self.journal.path(), || self.journal.flush())
     }
 
     /// Returns the number of lines of `metrics.jsonl`, points of curves and journal entries that were dropped in this
@@ -284,8 +295,13 @@ impl RunFiles {
 
     /// Writes a log record. A log that can't be written never ends a run.
     pub fn log(&mut self, record: &LogRecord) {
-        let _ = self.logs.write(record);
-        let _ = self.journal.append(JournalEvent::Log(record.clone()));
+        let _ = self.writes.watch(&self.logs.path(&record.agent), || self.logs.write(record));
+        let _ = self.append(JournalEvent::Log(record.clone()));
+    }
+
+    /// Returns what tells which of these files is being written.
+    pub const fn writes(&self) -> &WriteWatch {
+        &self.writes
     }
 
     pub fn model_dir(&self) -> &Path {

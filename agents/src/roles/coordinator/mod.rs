@@ -17,6 +17,7 @@ mod run_end;
 mod run_policy;
 mod slow_systems;
 mod spans;
+mod storage_condition;
 mod summary;
 mod uploads;
 

@@ -11,12 +11,13 @@ use millrace_engine::coordinator::{Evaluation, LossScaling, SkippedBatch};
 use millrace_engine::types::{AgentId, CommitRecord, Epoch};
 use millrace_params::{JobSpec, Mode};
 use millrace_protocol::proto;
-use millrace_telemetry::journal::{self, OutcomeReason, ResumePoint, RunPhase, RunState, SlowAgent};
+use millrace_telemetry::journal::{self, OutcomeReason, ResumePoint, RunPhase, RunState, SlowAgent, StorageStall};
 use millrace_telemetry::logs::{AgentName, Level, LogRecord};
 use millrace_telemetry::metric_definitions::{CoordinatorMetrics, RoleMetrics};
 use millrace_telemetry::progress::{
     EvalLine, RateMeter, Rates, TimeRemaining, TrainLine, avg_eval_loss, estimated_time,
 };
+use millrace_telemetry::unix_ms;
 
 use super::checkpoint_writer::PublishedCheckpoint;
 use super::console::{Console, is_shown};
@@ -25,10 +26,12 @@ use super::heartbeat::{ProgressHeartbeat, RunActivity};
 use super::model_metrics::ModelMetrics;
 use super::run_end::RunEnd;
 use super::run_policy;
+use super::storage_condition::{StorageChange, StorageCondition};
 use super::summary::{self, Usages};
 use crate::control::job::CompiledJob;
 use crate::error::AgentError;
 use crate::launch::{Exit, LaunchDocument};
+use crate::write_watch::OngoingWrite;
 
 /// Reports the progress of one run; see the module documentation.
 pub struct Reporter {
@@ -47,6 +50,7 @@ pub struct Reporter {
     usages: Usages,
     progress: RunProgress,
     heartbeat: ProgressHeartbeat,
+    storage: StorageCondition,
     /// Whether the run was requested to stop.
     is_stopping: bool,
     /// Whether agents have been instructed to leave, at the end of the run.
@@ -110,10 +114,12 @@ impl Reporter {
                 epoch: None,
                 lost_agents: BTreeMap::new(),
                 slow_agents: BTreeMap::new(),
+                storage_stall: None,
                 resumed: None,
                 note: None,
             },
             heartbeat: ProgressHeartbeat::new(Instant::now(), step_estimate),
+            storage: StorageCondition::default(),
             is_stopping: false,
             are_agents_leaving: false,
             model_metrics,
@@ -168,13 +174,13 @@ impl Reporter {
     /// Records the new state of the run in the journal.
     fn set_phase(&mut self, stage: RunPhase) {
         self.state.state = stage;
-        self.files.record(journal::JournalEvent::State(self.state.clone()));
+        self.files.state(self.state.clone());
     }
 
     /// Records which agents are lost, and since when, in milliseconds since 1970.
     pub fn set_lost_agents(&mut self, lost: BTreeMap<String, u64>) {
         self.state.lost_agents = lost;
-        self.files.record(journal::JournalEvent::State(self.state.clone()));
+        self.files.state(self.state.clone());
     }
 
     /// Reports that the run is resized to this number of systems.
@@ -185,7 +191,7 @@ impl Reporter {
     /// Records the number of systems that the run is to use, if it has changed.
     pub fn set_requested_systems(&mut self, systems: u32) {
         if self.state.requested_csx.replace(systems) != Some(systems) {
-            self.files.record(journal::JournalEvent::State(self.state.clone()));
+            self.files.state(self.state.clone());
         }
     }
 
@@ -211,7 +217,36 @@ impl Reporter {
             );
         }
         self.state.slow_agents = by_name;
-        self.files.record(journal::JournalEvent::State(self.state.clone()));
+        self.files.state(self.state.clone());
+    }
+
+    /// Reports the writes that have not returned for long: those of these files, and `others`.
+    pub fn check_storage(&mut self, others: impl IntoIterator<Item = OngoingWrite>) {
+        let stalled: Vec<OngoingWrite> = self.files.stalled().cloned().into_iter().chain(others).collect();
+        let change = self.storage.update(Instant::now(), stalled);
+        let seconds = self.storage.shown().map_or(0.0, |write| write.began.elapsed().as_secs_f64());
+        self.gauges.storage_stall_seconds.set(seconds);
+        match change {
+            None => return,
+            Some(StorageChange::Stalled(OngoingWrite { file, .. })) => {
+                let since = unix_ms().saturating_sub((seconds * 1e3) as u64);
+                tracing::warn!(
+                    "the storage of model_dir has not responded to a write to {} for {seconds:.0} s; training \
+                     continues, and what can't be written is kept in memory or tried again",
+                    file.display()
+                );
+                self.state.storage_stall =
+                    Some(StorageStall { file: file.to_string_lossy().into_owned(), since_unix_ms: since });
+            }
+            Some(StorageChange::Responds(write, stalled_for)) => {
+                let (file, seconds) = (write.file.display(), stalled_for.as_secs());
+                tracing::warn!(
+                    "the storage of model_dir responds again; it had not responded to a write to {file} for {seconds} s"
+                );
+                self.state.storage_stall = None;
+            }
+        }
+        self.files.state(self.state.clone());
     }
 
     /// Returns when [`Reporter::heartbeat`] is due, unless something else is reported before.
@@ -223,7 +258,7 @@ impl Reporter {
     pub fn heartbeat(&mut self) {
         let Some(line) = self.heartbeat.next_message(Instant::now()) else { return };
         self.console.line(&line);
-        self.files.record(journal::JournalEvent::State(RunState { note: Some(line), ..self.state.clone() }));
+        self.files.state(RunState { note: Some(line), ..self.state.clone() });
     }
 
     /// Restarts the heartbeat for what follows the current step.

@@ -11,16 +11,20 @@ mod store;
 mod worker;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use millrace_emulator::placement::{Placement, shard_of_agent};
 use millrace_engine::chunk_store::{SnapshotAction, SnapshotTracker};
-use millrace_engine::message::{AgentCommand, AgentReport, EpochConfig, ParameterSource, SnapshotRequest};
+use millrace_engine::message::{
+    AgentCommand, AgentReport, EpochConfig, ParameterSource, SnapshotRequest, StalledWrite,
+};
 use millrace_engine::shard::{Shard, ShardCommand, ShardError};
 use millrace_engine::slots::Direction;
 use millrace_engine::types::{AgentId, Epoch, Role};
 use millrace_protocol::proto::replica_server::ReplicaServer;
 use tokio::signal::unix::Signal;
 use tokio::sync::{mpsc, watch};
+use tokio::time::{Interval, MissedTickBehavior, interval};
 
 use super::RoleContext;
 use super::link_senders::{IterationSteps, LinkSenders};
@@ -31,10 +35,14 @@ use crate::control::client::{ComputeUsage, ControlSession, SessionEvent};
 use crate::control::job::CompiledJob;
 use crate::error::AgentError;
 use crate::links::{LinkEvent, LinkEventKind, LinkEventQueue, LinkJob, LinkKey, LinkService};
+use crate::write_watch::MAX_CHECKPOINT_WRITE_TIME;
 pub use replica::ReplicaService;
 use replica::{CopySource, copy_replica};
 use store::ShardStore;
 use worker::{StoreTask, StoreTaskResult, StoreWorker, SumBacklog, spawn};
+
+/// Time between two checks whether a write of a snapshot takes too long.
+const STORAGE_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Creates the backlog: up to one window of sums may wait for the store's thread.
 fn backlog_of(job: &CompiledJob) -> SumBacklog {
@@ -56,6 +64,8 @@ pub async fn run(context: RoleContext, terminate: Signal) -> Result<(), AgentErr
     let (work, jobs) = work_queue();
     let (done, results) = mpsc::unbounded_channel();
     let backlog = Arc::new(backlog_of(&session.job));
+    let mut storage_checks = interval(STORAGE_CHECK_INTERVAL);
+    storage_checks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let driver = ShardDriver {
         context,
         session,
@@ -72,6 +82,8 @@ pub async fn run(context: RoleContext, terminate: Signal) -> Result<(), AgentErr
         loading: None,
         snapshots: SnapshotTracker::default(),
         leaving: false,
+        storage_checks,
+        is_storage_stalled: false,
     };
     driver.run().await
 }
@@ -106,6 +118,9 @@ struct ShardDriver {
     snapshots: SnapshotTracker,
     /// Whether this process was asked to leave. It ends when the coordinator has saved the parameters of this shard.
     leaving: bool,
+    storage_checks: Interval,
+    /// Whether the coordinator was told that a write does not return.
+    is_storage_stalled: bool,
 }
 
 /// The state of loading parameters.
@@ -142,10 +157,25 @@ impl ShardDriver {
                     self.report_failure(result);
                 }
                 Some(event) = self.mailbox.next() => self.link(event),
+                _ = self.storage_checks.tick() => self.check_storage(),
             }
         }
         self.session.leave(&self.context.metrics, ComputeUsage::default()).await;
         Ok(())
+    }
+
+    /// Reports to the coordinator when a write of a snapshot has not returned for long, and when it has.
+    fn check_storage(&mut self) {
+        let ongoing = self.store.as_ref().and_then(|store| store.ongoing_write());
+        let stalled = ongoing.filter(|write| write.exceeds(MAX_CHECKPOINT_WRITE_TIME));
+        if std::mem::replace(&mut self.is_storage_stalled, stalled.is_some()) == stalled.is_some() {
+            return;
+        }
+        let write = stalled.map(|write| StalledWrite {
+            file: write.file.to_string_lossy().into_owned(),
+            seconds: write.began.elapsed().as_secs(),
+        });
+        self.session.outbox.send_report(&AgentReport::StorageStalled { write });
     }
 
     /// Reports to the coordinator that this shard failed. A run needs all its shards, so it ends for this reason.
@@ -187,6 +217,7 @@ impl ShardDriver {
         self.link = None;
         self.loading.iter_mut().for_each(|loading| loading.is_requested = false);
         self.snapshots.on_coordinator_lost();
+        self.is_storage_stalled = false;
         self.session.rejoin(Some(self.shard.state())).await
     }
 

@@ -112,6 +112,9 @@ pub struct RunState {
     /// Systems that compute much more slowly than the others, such as `cs2-1`; since 0.2.0.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub slow_agents: BTreeMap<String, SlowAgent>,
+    /// The write that the storage of model_dir does not respond to; `None` while it responds. Since 0.2.0.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub storage_stall: Option<StorageStall>,
     /// Where the run resumed, if it did; since 0.2.0.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub resumed: Option<ResumePoint>,
@@ -127,6 +130,15 @@ pub struct SlowAgent {
     pub since_unix_ms: u64,
     /// Its speed in percent of the median of the other systems, when it was found to be slow.
     pub speed_percent: u32,
+}
+
+/// A write that has not returned for long.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StorageStall {
+    /// The file, or the directory of a checkpoint.
+    pub file: String,
+    /// Since when, in milliseconds since 1970.
+    pub since_unix_ms: u64,
 }
 
 /// The point at which a run resumes training.

@@ -17,6 +17,9 @@
 //! * A state, a checkpoint and an outcome are on disk (fsync) before they get their number and before any follower sees
 //!   them, unless the disk is full. Metrics and log records have been passed to the operating system, so they survive
 //!   the death of the process.
+//! * While the storage does not respond to a write, [`JournalWriter::announce`] appends entries without waiting for it:
+//!   they get their numbers, are visible to followers, and are written once it responds. The entry that is being
+//!   written becomes visible before them.
 //! * A full disk does not end the run. Entries that can't be written get their numbers, are visible to followers, and
 //!   wait in memory until they can be written, in order and before all others. They count towards the
 //!   [`MAX_UNSYNCED_ENTRIES`] entries that a power cut may remove. Beyond that number, or 2 MiB, events are dropped and
@@ -30,6 +33,7 @@ mod follow;
 mod header;
 mod outcome;
 mod reader;
+mod visible;
 mod waiting;
 
 use std::collections::BTreeMap;
@@ -38,7 +42,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
-pub use entry::{Dropped, JournalEntry, JournalEvent, ResumePoint, RunPhase, RunState, SlowAgent};
+pub use entry::{Dropped, JournalEntry, JournalEvent, ResumePoint, RunPhase, RunState, SlowAgent, StorageStall};
 pub use follow::JournalFollower;
 pub use header::VERSION;
 pub use millrace_outcome::OutcomeReason;
@@ -48,9 +52,7 @@ pub use reader::JournalReader;
 use crate::atomic_file::sync_directory;
 use crate::error::{Error, Result};
 use crate::jsonl::{self, Appender};
-use crate::metrics_log::to_line;
-use crate::time::unix_ms;
-use follow::JournalTail;
+use visible::VisibleEntries;
 use waiting::Waiting;
 
 /// Name of the directory in model_dir.
@@ -68,10 +70,12 @@ pub struct JournalWriter {
 #[derive(Debug)]
 struct Shared {
     model_dir: PathBuf,
+    /// The file of this attempt.
+    path: PathBuf,
     attempt: u64,
     /// Locked during writes, which may take as long as the storage does not respond.
     file: Mutex<JournalFile>,
-    /// Locked for moments only, so that followers never wait for the storage. Is locked after `file`.
+    /// Locked for moments only, so that nobody waits for the storage. Is locked after `file`.
     visible: Mutex<VisibleEntries>,
     appended: Condvar,
     subscribers: Subscribers,
@@ -81,57 +85,54 @@ struct Shared {
 #[derive(Debug)]
 struct JournalFile {
     file: Appender,
-    next_seq: u64,
-    /// Entries since the last fsync, including those that wait.
-    unsynced: u64,
     /// Entries that are visible to followers but could not be written yet.
     waiting: Waiting,
 }
 
-/// What followers see.
-#[derive(Debug)]
-struct VisibleEntries {
-    tail: JournalTail,
-    /// The newest entry of each topic, of this attempt only.
-    newest: BTreeMap<&'static str, Arc<JournalEntry>>,
-}
-
-impl VisibleEntries {
-    fn show(&mut self, entry: JournalEntry, bytes: usize) {
-        let entry = Arc::new(entry);
-        if let Some(topic) = entry.event.replaces_topic() {
-            self.newest.insert(topic, entry.clone());
-        }
-        self.tail.push(entry, bytes);
-    }
-}
-
 impl JournalFile {
-    fn append(&mut self, shared: &Shared, event: JournalEvent) -> Result<u64> {
-        let flushed = self.flush(shared);
-        let attempt = shared.attempt;
-        let entry = JournalEntry { seq: self.next_seq, attempt, unix_ms: unix_ms(), event };
-        let line = to_line(&entry).map_err(Error::io("append to", self.file.path()))?;
-        let sync = entry.event.is_durable() || self.unsynced + 1 >= MAX_UNSYNCED_ENTRIES;
+    fn append(&mut self, shared: &Shared, event: &JournalEvent) -> Result<u64> {
+        let (flushed, seq, line) = loop {
+            let flushed = self.flush(shared);
+            let begun = shared.visible().begin(shared.attempt, event);
+            if let Some((seq, line)) = begun.map_err(Error::io("append to", self.file.path()))? {
+                break (flushed, seq, line);
+            }
+        };
+        let sync = event.is_durable() || shared.visible().unsynced + 1 >= MAX_UNSYNCED_ENTRIES;
         if let Err(error) = flushed.and_then(|()| self.file.append(&line, sync)) {
-            if self.waiting.is_empty() && self.file.sync().is_ok() {
-                self.unsynced = 0;
-            }
-            if self.unsynced + 1 < MAX_UNSYNCED_ENTRIES && self.waiting.has_room(line.len()) {
-                self.waiting.push(line.clone());
-                self.unsynced += 1;
-                self.show(shared, entry, line.len());
-            } else {
-                self.waiting.drop_event(&entry.event);
-            }
+            self.keep_unwritten(shared, event, line);
             return Err(error);
         }
-        self.unsynced = if sync { 0 } else { self.unsynced + 1 };
-        Ok(self.show(shared, entry, line.len()))
+        let mut visible = shared.visible();
+        visible.show_in_progress();
+        if sync {
+            visible.on_synced();
+        }
+        Ok(seq)
     }
 
-    /// Writes the waiting entries, then an entry with the number of dropped events.
+    /// Keeps the line of the entry in progress, which could not be written, in memory, or drops its event if there is
+    /// no room.
+    fn keep_unwritten(&mut self, shared: &Shared, event: &JournalEvent, line: Vec<u8>) {
+        let is_synced = self.waiting.is_empty() && self.file.sync().is_ok();
+        let mut visible = shared.visible();
+        if is_synced {
+            let is_shown = visible.in_progress.is_none();
+            visible.on_synced();
+            visible.unsynced += u64::from(is_shown);
+        }
+        let has_room = visible.unsynced + 1 < MAX_UNSYNCED_ENTRIES && self.waiting.has_room(line.len());
+        if !has_room && visible.take_back() {
+            self.waiting.drop_event(event);
+        } else {
+            visible.show_in_progress();
+            self.waiting.push(line);
+        }
+    }
+
+    /// Writes the waiting and the announced entries, then an entry with the number of dropped events.
     fn flush(&mut self, shared: &Shared) -> Result<()> {
+        std::mem::take(&mut shared.visible().announced).into_iter().for_each(|line| self.waiting.push(line));
         if self.waiting.is_empty() {
             return Ok(());
         }
@@ -140,24 +141,28 @@ impl JournalFile {
             self.waiting.pop_front();
         }
         self.file.sync()?;
-        self.unsynced = 0;
-        if let Some(dropped) = self.waiting.newly_dropped() {
-            let event = JournalEvent::Dropped(dropped);
-            let entry = JournalEntry { seq: self.next_seq, attempt: shared.attempt, unix_ms: unix_ms(), event };
-            let line = to_line(&entry).map_err(Error::io("append to", self.file.path()))?;
-            self.file.append(&line, true)?;
-            self.waiting.told_dropped();
-            self.show(shared, entry, line.len());
+        shared.visible().on_synced();
+        match self.waiting.newly_dropped() {
+            Some(dropped) => self.write_dropped(shared, dropped),
+            None => Ok(()),
         }
-        Ok(())
     }
 
-    /// Takes the next number for the entry and makes it visible to followers. Returns its number.
-    fn show(&mut self, shared: &Shared, entry: JournalEntry, bytes: usize) -> u64 {
-        self.next_seq += 1;
-        let seq = entry.seq;
-        shared.visible().show(entry, bytes);
-        seq
+    fn write_dropped(&mut self, shared: &Shared, dropped: Dropped) -> Result<()> {
+        let begun = shared.visible().begin(shared.attempt, &JournalEvent::Dropped(dropped));
+        let Some((_, line)) = begun.map_err(Error::io("append to", self.file.path()))? else { return Ok(()) };
+        let appended = self.file.append(&line, true);
+        let mut visible = shared.visible();
+        if appended.is_ok() {
+            visible.show_in_progress();
+            visible.on_synced();
+        } else if visible.take_back() {
+            return appended;
+        } else {
+            self.waiting.push(line);
+        }
+        self.waiting.told_dropped();
+        appended
     }
 }
 
@@ -204,14 +209,10 @@ impl JournalWriter {
         Ok(Self {
             shared: Arc::new(Shared {
                 model_dir: model_dir.to_path_buf(),
+                path: file.path().to_owned(),
                 attempt,
-                file: Mutex::new(JournalFile {
-                    file,
-                    next_seq: last_seq + skipped + 1,
-                    unsynced: 0,
-                    waiting: Waiting::default(),
-                }),
-                visible: Mutex::new(VisibleEntries { tail: JournalTail::after(last_seq), newest: BTreeMap::new() }),
+                file: Mutex::new(JournalFile { file, waiting: Waiting::default() }),
+                visible: Mutex::new(VisibleEntries::new(last_seq, last_seq + skipped + 1)),
                 appended: Condvar::new(),
                 subscribers: Subscribers::default(),
             }),
@@ -225,7 +226,7 @@ impl JournalWriter {
     /// [`Error::Io`] if the event, or one before it, is not in the file. The event then waits in memory, or was
     /// dropped, see [`JournalWriter::waiting`] and [`JournalWriter::dropped`].
     pub fn append(&self, event: JournalEvent) -> Result<u64> {
-        let appended = self.shared.file().append(&self.shared, event);
+        let appended = self.shared.file().append(&self.shared, &event);
         self.notify_followers();
         appended
     }
@@ -238,6 +239,18 @@ impl JournalWriter {
         let flushed = self.shared.file().flush(&self.shared);
         self.notify_followers();
         flushed
+    }
+
+    /// Appends an event without waiting for the storage: followers see it now, and the next append or flush writes it
+    /// to the file. For storage that does not respond, which the writer of other entries waits for. Returns whether
+    /// there was room.
+    ///
+    /// # Errors
+    /// [`Error::Io`] if the event can't be represented.
+    pub fn announce(&self, event: JournalEvent) -> Result<bool> {
+        let announced = self.shared.visible().announce(self.shared.attempt, event);
+        self.notify_followers();
+        announced.map_err(Error::io("append to", &self.shared.model_dir))
     }
 
     /// Counts events that were dropped before they could be appended. The next entry says how many.
@@ -258,6 +271,11 @@ impl JournalWriter {
     /// Returns the number of events of this attempt that were dropped because they could not be written.
     pub fn dropped(&self) -> u64 {
         self.shared.file().waiting.dropped()
+    }
+
+    /// Returns the path of the file that is written.
+    pub fn path(&self) -> &Path {
+        &self.shared.path
     }
 
     /// Returns the attempt that writes.

@@ -34,6 +34,7 @@ fn state(state: RunPhase) -> JournalEvent {
         resumed: Some(ResumePoint { step: 5, repeated_steps: 2 }),
         lost_agents: [("cs2-1".to_owned(), 1_700_000_000_000)].into(),
         slow_agents: [("cs2-0".to_owned(), SlowAgent { since_unix_ms: 1_700_000_000_000, speed_percent: 31 })].into(),
+        storage_stall: Some(StorageStall { file: "m/metrics.jsonl".to_owned(), since_unix_ms: 1_700_000_000_000 }),
         note: Some("Still computing step 8 of 9: 0:00:30 so far.".to_owned()),
     })
 }
@@ -67,7 +68,7 @@ fn lines_as_documented() {
         [
             r#"{"metric":{"step":1,"loss":0.1,"learning_rate":0.0006,"grad_norm":1.5,"tokens":4096,"seconds":0.5,"rate":8.0}}}"#,
             r#"{"checkpoint":{"step":1,"digest":"ab"}}}"#,
-            r#"{"state":{"state":"Evaluating","step":7,"total_steps":9,"num_csx":2,"requested_csx":4,"epoch":"1.2","lost_agents":{"cs2-1":1700000000000},"slow_agents":{"cs2-0":{"since_unix_ms":1700000000000,"speed_percent":31}},"resumed":{"step":5,"repeated_steps":2},"note":"Still computing step 8 of 9: 0:00:30 so far."}}}"#
+            r#"{"state":{"state":"Evaluating","step":7,"total_steps":9,"num_csx":2,"requested_csx":4,"epoch":"1.2","lost_agents":{"cs2-1":1700000000000},"slow_agents":{"cs2-0":{"since_unix_ms":1700000000000,"speed_percent":31}},"storage_stall":{"file":"m/metrics.jsonl","since_unix_ms":1700000000000},"resumed":{"step":5,"repeated_steps":2},"note":"Still computing step 8 of 9: 0:00:30 so far."}}}"#
         ]
     );
     let mut reader = JournalReader::open(dir.path(), 1).unwrap();
@@ -168,6 +169,43 @@ fn new_follower_gets_newest_of_each_kind_then_new_entries() {
     for follower in [&mut follower, &mut beyond] {
         assert_eq!(follower.poll(9).unwrap()[0].seq, 7);
     }
+}
+
+/// While the storage does not respond to a write, states are visible, and in the file afterwards.
+#[test]
+fn announced_entries_do_not_wait_for_the_file() {
+    let dir = tempfile::tempdir().unwrap();
+    let journal = JournalWriter::open(dir.path(), 1).unwrap();
+    journal.append(metric(1)).unwrap();
+    let mut follower = journal.follow(1);
+    // What an append does before and after its write.
+    let mut file = journal.shared.file();
+    let (seq, line) = journal.shared.visible().begin(1, &metric(2)).unwrap().unwrap();
+    assert!(journal.announce(state(RunPhase::Training)).unwrap());
+    assert!(journal.announce(state(RunPhase::Evaluating)).unwrap());
+    let seen: Vec<_> = follower.poll(9).unwrap().iter().map(|entry| (entry.seq, entry.event.kind())).collect();
+    assert_eq!((seq, seen), (2, vec![(1, "metric"), (2, "metric"), (3, "state"), (4, "state")]));
+    assert_eq!(journal.follow_from_current_state().0.last().unwrap().event, state(RunPhase::Evaluating));
+    file.file.append(&line, false).unwrap();
+    journal.shared.visible().show_in_progress();
+    drop(file);
+    assert_eq!(journal.append(metric(5)).unwrap(), 5);
+    assert_eq!(read_all(dir.path(), 1), (1..=5).map(|seq| (1, seq)).collect::<Vec<_>>());
+    assert_eq!(follower.poll(9).unwrap()[0].seq, 5);
+
+    // A write that fails in the end keeps its number.
+    journal.shared.file().file.set_refusing(true);
+    let mut file = journal.shared.file();
+    let (_, line) = journal.shared.visible().begin(1, &metric(6)).unwrap().unwrap();
+    assert!(journal.announce(state(RunPhase::Training)).unwrap());
+    file.keep_unwritten(&journal.shared, &metric(6), line);
+    file.file.set_refusing(false);
+    drop(file);
+    assert_eq!(journal.append(metric(8)).unwrap(), 8);
+    assert_eq!(read_all(dir.path(), 1), (1..=8).map(|seq| (1, seq)).collect::<Vec<_>>());
+    // No more are visible than the next attempt skips.
+    let announced = (0..MAX_UNSYNCED_ENTRIES).filter(|_| journal.announce(state(RunPhase::Training)).unwrap()).count();
+    assert_eq!(announced as u64, MAX_UNSYNCED_ENTRIES - 2, "one metric is not synced either");
 }
 
 /// If the disk is full for a while, nothing that fits into memory is lost, and numbers stay consecutive.

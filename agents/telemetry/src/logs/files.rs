@@ -33,6 +33,11 @@ impl LogFiles {
         &self.directory
     }
 
+    /// Returns the path of an agent's file.
+    pub fn path(&self, agent: &AgentName) -> PathBuf {
+        self.directory.join(format!("{agent}.log"))
+    }
+
     /// Appends a record to its agent's file. The line has been passed to the operating system when this returns.
     ///
     /// # Errors
@@ -45,7 +50,7 @@ impl LogFiles {
         if self.files.len() >= MAX_OPEN_FILES {
             self.files.clear();
         }
-        let path = self.directory.join(format!("{}.log", record.agent));
+        let path = self.path(&record.agent);
         jsonl::truncate_torn_line(&path)?;
         let mut file = Appender::open(path)?;
         file.append(line.as_bytes(), false)?;

@@ -26,8 +26,9 @@ if TYPE_CHECKING:
     from millrace.job import Job
 
 
-_RESUMES_EARLIER_JOB = "ResumesEarlierJob"
-"""Reason of the event of a job that resumes from checkpoints of an earlier job of its name."""
+_TOLD_EVENTS = {"ResumesEarlierJob", "StorageResponds"}
+"""Reasons of events that are no warnings, but reported: the job resumes from checkpoints of an earlier job of
+its name; its storage, which the user was warned of, responds again."""
 
 
 def follow(job: Job, reporter: Reporter, *, logs: bool = False) -> None:
@@ -180,7 +181,7 @@ class Follower:
     def _event(self, entry: Document) -> None:
         event = Event.read(entry)
         # Failures are reported once, at the end of the job.
-        if event.reason == _RESUMES_EARLIER_JOB:
+        if event.reason in _TOLD_EVENTS:
             self._reporter.message(event.message)
         elif event.type != "Normal" and event.reason not in state.FAILURES:
             self._reporter.message(f"{event.type}: {event.reason}: {event.message}")

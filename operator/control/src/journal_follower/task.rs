@@ -6,7 +6,7 @@ use std::time::Duration;
 use k8s_openapi::jiff::Timestamp;
 use kube::runtime::reflector::ObjectRef;
 use millrace_crds::TrainJob;
-use millrace_lifecycle::{CoordinatorReport, SlowSystem};
+use millrace_lifecycle::{CoordinatorReport, SlowSystem, StorageStall};
 use millrace_protocol::journal::{self, JournalError};
 use millrace_protocol::proto::journal_client::JournalClient;
 use millrace_protocol::proto::{FollowRequest, ResizeRequest, StopRequest};
@@ -148,6 +148,9 @@ impl<W: World> Listener<'_, W> {
                     report.unresponsive = lost.map(|(agent, since)| (agent.clone(), timestamp(*since))).collect();
                     let slow = state.slow_agents.into_iter();
                     report.slow_systems = slow.map(|(agent, slow)| (agent, slow_system(slow))).collect();
+                    report.storage = Some(state.storage_stall.map_or(Ok(()), |stall| {
+                        Err(StorageStall { file: stall.file, since: timestamp(stall.since_unix_ms) })
+                    }));
                     report.resumed = state.resumed.map(|resumed| (resumed.step, resumed.repeated_steps));
                     if state.state != RunPhase::Starting && is_news {
                         report.advanced = Some(at);

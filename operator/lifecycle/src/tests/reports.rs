@@ -69,3 +69,43 @@ fn event_of_a_missed_state_is_published() {
     assert_eq!(world.visit(), JobState::BadParams);
     assert_eq!(world.events, ["Starting", "BadParams"]);
 }
+
+#[test]
+fn stalled_storage_is_a_condition_until_it_responds() {
+    let mut world = JobFixture::training(2);
+    let storage = |world: &JobFixture| {
+        let condition = world.status().condition(ConditionType::StorageResponding).unwrap().clone();
+        (condition.status, condition.reason)
+    };
+    let is = |status: &str, reason: &str| (status.to_owned(), reason.to_owned());
+    assert_eq!(storage(&world), is("Unknown", "Training"), "nothing is reported yet");
+    world.report(|report| report.storage = Some(Ok(())));
+    world.visit();
+    assert_eq!(storage(&world), is("True", "StorageResponds"));
+    let since = "2026-01-02T03:04:05Z".parse().unwrap();
+    let stall = StorageStall { file: "m/metrics.jsonl".to_owned(), since };
+    world.report(|report| report.storage = Some(Err(stall.clone())));
+    assert_eq!((world.visit(), world.visit()), (JobState::Training, JobState::Training), "training continues");
+    let sentence =
+        "the storage of model_dir has not responded to a write to m/metrics.jsonl since 2026-01-02T03:04:05Z";
+    assert_eq!(storage(&world), is("False", "StorageStalled"));
+    assert_eq!(world.message(ConditionType::StorageResponding), sentence);
+    assert!(world.message(ConditionType::Succeeded).ends_with(&format!("; {sentence}")));
+    // The next leader has not connected to the coordinator yet.
+    world.report(|report| report.storage = None);
+    world.visit();
+    assert_eq!(storage(&world), is("False", "StorageStalled"));
+    // A job that is suspended waits for the storage.
+    world.report(|report| report.storage = Some(Err(stall)));
+    world.spec().suspend = true;
+    assert_eq!((world.visit(), storage(&world)), (JobState::Suspending, is("False", "StorageStalled")));
+    world.report(|report| report.storage = Some(Ok(())));
+    world.visit();
+    assert_eq!(storage(&world), is("True", "StorageResponds"));
+    world.remove_agents();
+    world.outcome(130, "Interrupted");
+    assert_eq!((world.visit(), storage(&world)), (JobState::Suspended, is("Unknown", "Suspended")));
+    for reason in ["StorageStalled", "StorageResponds"] {
+        assert_eq!(world.events.iter().filter(|event| *event == reason).count(), 1, "{reason}");
+    }
+}

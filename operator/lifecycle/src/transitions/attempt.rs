@@ -3,6 +3,7 @@
 use millrace_crds::{JobState, RoleStatus};
 
 use super::failure::final_state;
+use super::reports::describe_stall;
 use super::{Decider, IDLE_GRACE_SECONDS, REQUEUE_SECONDS, StateAndMessage};
 use crate::{AgentState, JobCommand, ObservedAgent, ReportedOutcome};
 
@@ -65,7 +66,8 @@ impl Decider<'_> {
             return (JobState::Starting, format!("attempt {attempt} waits: {}", pending.message));
         }
         let systems = self.describe_systems(num_csx);
-        let degraded = pending.map(|pending| pending.message).or_else(|| self.describe_slow_system());
+        let degraded = pending.map(|pending| pending.message).or_else(|| self.describe_storage_stall());
+        let degraded = degraded.or_else(|| self.describe_slow_system());
         let degraded = degraded.or_else(|| self.describe_resize());
         let degraded = degraded.map_or_else(String::new, |message| format!("; {message}"));
         if reported && report.is_some_and(|report| report.evaluating) {
@@ -81,6 +83,10 @@ impl Decider<'_> {
             });
             (JobState::Starting, format!("attempt {attempt} is starting on {num_csx} system(s); {reason}: {message}"))
         }
+    }
+
+    fn describe_storage_stall(&self) -> Option<String> {
+        self.report()?.storage.as_ref()?.as_ref().err().map(describe_stall)
     }
 
     /// Describes the slowest of the systems that are slow; `None` if there is none.

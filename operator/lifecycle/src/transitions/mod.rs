@@ -161,6 +161,8 @@ impl<'a> Decider<'a> {
         let is_resize_refused = self.status.num_csx.is_some_and(|num_csx| num_csx != self.spec.num_csx);
         let (agents_refused, is_next_phase) = (self.agents_refused().cloned(), self.is_phase_counted());
         let unsaved = self.unsaved(state);
+        let storage = self.storage(state);
+        let storage_event = self.storage_event(storage.as_ref());
         let missed = self.missed_progress(state);
         let checkpoint = self.status.checkpoint.as_ref();
         let inputs = ConditionInputs {
@@ -175,6 +177,7 @@ impl<'a> Decider<'a> {
             queue: self.status.queue.clone(),
             blocker: self.start_blocker,
             unsaved,
+            storage,
             checkpoint: checkpoint.and_then(|saved| Some((saved.step?, saved.digest.clone().unwrap_or_default()))),
         };
         let is_known =
@@ -200,6 +203,7 @@ impl<'a> Decider<'a> {
             held => held,
         };
         self.events.extend(missed);
+        self.events.extend(storage_event);
         if self.before != Some(state) {
             let warning = state.is_failure() || (state == JobState::Restarting && !is_next_phase);
             let failure = self.status.failure.as_ref().filter(|_| warning);

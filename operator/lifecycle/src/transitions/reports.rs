@@ -1,10 +1,11 @@
 //! The reports of an attempt's coordinator, and their effect on the status.
 
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use millrace_crds::{CheckpointStatus, ConditionType, JobState};
 
 use super::Decider;
-use crate::{CoordinatorReport, JobEvent};
+use crate::conditions::{STORAGE_RESPONDS, STORAGE_STALLED};
+use crate::{CoordinatorReport, JobEvent, StorageStall};
 
 /// Seconds after which an attempt whose agents are all ready counts as training, even if its coordinator is
 /// unreachable.
@@ -20,6 +21,46 @@ impl<'a> Decider<'a> {
     pub(super) fn unsaved(&self, state: JobState) -> Option<String> {
         let report = self.report()?;
         report.failed_checkpoint.clone().filter(|_| matches!(state, JobState::Training | JobState::Evaluating))
+    }
+
+    /// Returns whether the storage of model_dir responds, as the attempt reports it while it runs; `Err` describes the
+    /// write that it does not respond to. Until the attempt reports, that is what the condition says.
+    pub(super) fn storage(&self, state: JobState) -> Option<Result<(), String>> {
+        let runs = matches!(
+            state,
+            JobState::Starting
+                | JobState::Training
+                | JobState::Evaluating
+                | JobState::Suspending
+                | JobState::Resizing
+                | JobState::Restarting
+        );
+        if !runs {
+            return None;
+        }
+        match self.report().and_then(|report| report.storage.as_ref()) {
+            Some(reported) => Some(reported.as_ref().copied().map_err(describe_stall)),
+            None => match self.status.condition(ConditionType::StorageResponding) {
+                Some(Condition { status, message, .. }) if status == "False" => Some(Err(message.clone())),
+                Some(Condition { status, .. }) if status == "True" => Some(Ok(())),
+                _ => None,
+            },
+        }
+    }
+
+    /// Returns the event of storage that has stopped to respond, or responds again.
+    pub(super) fn storage_event(&self, storage: Option<&Result<(), String>>) -> Option<JobEvent> {
+        let stalled = |stalled: &Condition| stalled.status == "False";
+        let was_stalled = self.status.condition(ConditionType::StorageResponding).is_some_and(stalled);
+        let (warning, reason, message) = match storage? {
+            Err(stall) if !was_stalled => (true, STORAGE_STALLED, stall.clone()),
+            Ok(()) if was_stalled => {
+                (false, STORAGE_RESPONDS, "the storage of model_dir responds to writes again".to_owned())
+            }
+            _ => return None,
+        };
+        let (reason, attempt) = (reason.to_owned(), self.status.attempt);
+        Some(JobEvent { warning, reason, message, attempt, ..JobEvent::default() })
     }
 
     /// Describes the step at which the attempt resumed and the steps that were lost; empty if nothing was trained
@@ -80,4 +121,10 @@ impl<'a> Decider<'a> {
         let last = self.status.condition(ConditionType::Succeeded).map(|condition| &condition.message);
         last.filter(|last| last.starts_with(&plain)).cloned().unwrap_or(plain)
     }
+}
+
+/// Describes a write that the storage does not respond to.
+pub(super) fn describe_stall(stall: &StorageStall) -> String {
+    let (file, since) = (&stall.file, stall.since.strftime("%Y-%m-%dT%H:%M:%SZ"));
+    format!("the storage of model_dir has not responded to a write to {file} since {since}")
 }

@@ -26,6 +26,7 @@ use millrace_telemetry::journal::OutcomeReason;
 use super::super::checkpoint_writer::PublishedCheckpoint;
 use super::super::resume::{StartPoint, check_same_bits, is_in_model_dir, newest_of_run};
 use super::super::run_end::RunEnd;
+use super::storage::{DirectoryCreation, creation_failure};
 use super::{Coordinator, CoordinatorDriver, command_reply};
 use crate::error::AgentError;
 
@@ -42,6 +43,8 @@ pub enum SaveTaskResult {
     Found(Result<Box<StartPoint>, AgentError>),
     /// The directory of a checkpoint of this step was created, or could not be.
     Staged(u64, Result<Box<(Staging, SnapshotRequest)>, AgentError>),
+    /// The directory of a checkpoint of this step is not created, because the storage does not respond.
+    Rejected(u64, AgentError),
     /// The checkpoint of this step was published, or could not be.
     Published(u64, Result<PublishedCheckpoint, AgentError>),
 }
@@ -73,7 +76,13 @@ impl CoordinatorDriver {
     pub(super) fn on_save_result(&mut self, result: SaveTaskResult) -> Result<(), AgentError> {
         match result {
             SaveTaskResult::Found(found) => self.on_checkpoint_found(*found?),
+            SaveTaskResult::Staged(_, staged) if self.creation.take_if(|creation| creation.is_given_up).is_some() => {
+                // Removes the directory, if it was created in the end.
+                tokio::task::spawn_blocking(move || drop(staged));
+                Ok(())
+            }
             SaveTaskResult::Staged(_, Ok(staged)) => {
+                self.creation = None;
                 let (staging, snapshot) = *staged;
                 self.staging = Some(staging);
                 self.handle_event(CoordinatorEvent::Staged(snapshot))
@@ -91,7 +100,10 @@ impl CoordinatorDriver {
                 self.handle_event(CoordinatorEvent::Published { step, path })?;
                 self.dismiss_leaving_shards()
             }
-            SaveTaskResult::Staged(step, Err(failure)) | SaveTaskResult::Published(step, Err(failure)) => {
+            SaveTaskResult::Rejected(step, failure)
+            | SaveTaskResult::Staged(step, Err(failure))
+            | SaveTaskResult::Published(step, Err(failure)) => {
+                self.creation.take_if(|creation| !creation.is_given_up);
                 // Another run holds the lock of model_dir: a retry can't help.
                 if matches!(failure.reason(), OutcomeReason::Superseded | OutcomeReason::ModelDirInUse) {
                     return Err(failure);
@@ -110,6 +122,12 @@ impl CoordinatorDriver {
         let (epoch, results) = (machine.epoch(), self.save_results_sender.clone());
         self.recovery =
             self.save_timer.is_by_time() && self.checkpoint_replies.is_empty() && !self.is_requested_by_params(step);
+        if self.creation.is_some() {
+            // The thread of an earlier checkpoint still waits for the storage.
+            let _ = results.send(SaveTaskResult::Rejected(step, creation_failure()));
+            return;
+        }
+        self.creation = Some(DirectoryCreation::begin(step));
         self.reporter.line(format!("Saving checkpoint at step {step}"));
         tokio::task::spawn_blocking(move || {
             results.send(SaveTaskResult::Staged(step, writer.stage(step, epoch).map(Box::new)))

@@ -130,6 +130,7 @@ impl CoordinatorDriver {
             return Ok(());
         }
         self.speeds.forget(agent);
+        self.stalled_shards.remove(&agent);
         self.reporter.set_slow_agents(self.speeds.slow());
         if self.is_needed(agent) {
             let is_waited_for = agent.role == Role::MemoryX && !self.has_other_replica(agent);

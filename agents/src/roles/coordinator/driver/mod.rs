@@ -18,6 +18,7 @@
 //! * [`departures`]: what follows when an agent does not answer, or is requested to end.
 //! * [`resizing`]: how many agents the job has.
 //! * [`checkpointing`]: when a recovery checkpoint is due, and what follows a checkpoint that could not be written.
+//! * [`storage`]: which writes do not return, and when a checkpoint is given up for that.
 //!
 //! A message that arrives on a stream that the agent has replaced is ignored.
 
@@ -26,6 +27,7 @@ mod checkpointing;
 mod departures;
 mod overdue;
 mod resizing;
+mod storage;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::path::PathBuf;
@@ -43,6 +45,7 @@ use millrace_telemetry::logs::LogRecord;
 use millrace_telemetry::metric_definitions::RoleMetrics;
 use tokio::signal::unix::Signal;
 use tokio::sync::{mpsc, oneshot};
+use tokio::time::Interval;
 
 use super::PreparedRun;
 use super::checkpoint_writer::{CheckpointWriter, PublishedCheckpoint};
@@ -59,9 +62,11 @@ use crate::control::server::{AgentHandle, ControlEvent, ControlEvents, JoinedAge
 use crate::error::AgentError;
 use crate::launch::{Exit, LaunchDocument};
 use crate::model_dir_uploads::ModelDirUploads;
+use crate::write_watch::OngoingWrite;
 use checkpointing::{SaveFailure, SaveTaskResult, SaveTimer};
 use departures::{JOIN_TIMEOUT, LostAgent};
 use overdue::IterationTimeout;
+use storage::DirectoryCreation;
 
 /// How long a run that stops early waits for shards that may hold steps of an earlier coordinator.
 const STOP_SHARD_TIMEOUT: Duration = Duration::from_secs(10);
@@ -138,6 +143,11 @@ pub struct CoordinatorDriver {
     lost_agents: BTreeMap<AgentId, LostAgent>,
     /// How fast each system computes.
     speeds: SystemSpeeds,
+    /// The shards whose storage does not respond, with the write that has not returned.
+    stalled_shards: BTreeMap<AgentId, OngoingWrite>,
+    storage_checks: Interval,
+    /// The creation of a checkpoint's directory that is in progress.
+    creation: Option<DirectoryCreation>,
     /// When agents that have not joined yet are waited for no longer.
     join_deadline: Instant,
     /// The epoch in which a link failed, and when its backoff ends.
@@ -209,6 +219,9 @@ impl CoordinatorDriver {
             last_saved,
             lost_agents: BTreeMap::new(),
             speeds: SystemSpeeds::new(Instant::now()),
+            stalled_shards: BTreeMap::new(),
+            storage_checks: storage::checks(),
+            creation: None,
             join_deadline: Instant::now() + JOIN_TIMEOUT,
             backoff: None,
             iteration_timeout: IterationTimeout::default(),
@@ -239,6 +252,7 @@ impl CoordinatorDriver {
     async fn run_loop(&mut self) -> Result<(), AgentError> {
         while self.end.is_none() {
             self.reporter.wait_for_files().await;
+            self.check_storage()?;
             let lost = self.lost_agents.values().filter_map(LostAgent::deadline).min();
             let backoff = self.backoff.map(|(_, until)| until);
             let join = self.machine.is_none().then_some(self.join_deadline);
@@ -260,6 +274,7 @@ impl CoordinatorDriver {
                 () = uploads::next_event(self.uploads.as_mut(), !self.delayed_end.is_empty()) => {
                     self.on_uploads_ended()?;
                 }
+                _ = self.storage_checks.tick() => {}
             }
         }
         Ok(())
@@ -293,8 +308,10 @@ impl CoordinatorDriver {
             ControlEvent::Hello(number, hello) => self.on_hello(number, hello),
             ControlEvent::Report(agent, number, report) => {
                 if self.is_current(agent, number) {
-                    if let AgentReport::Leaves { work, .. } = &report {
-                        self.speeds.record(agent, *work);
+                    match &report {
+                        AgentReport::Leaves { work, .. } => self.speeds.record(agent, *work),
+                        AgentReport::StorageStalled { write } => self.on_storage_report(agent, write.as_ref()),
+                        _ => {}
                     }
                     return self.handle_event(CoordinatorEvent::Report { agent, report });
                 }

@@ -11,6 +11,7 @@ mod load;
 mod masks;
 
 use std::ops::Range;
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
@@ -32,6 +33,7 @@ use millrace_telemetry::stall::{StallClock, StallReason};
 use crate::checkpoints::checkpoint_failure;
 use crate::control::job::CompiledJob;
 use crate::error::AgentError;
+use crate::write_watch::{OngoingWrite, WriteWatch};
 
 /// Maximum chunk copies that wait for the disk: 16 chunks of 3 MiB (2^18 elements of weights and two moments in f32).
 const MAX_SNAPSHOT_COPIES: usize = 16;
@@ -225,6 +227,8 @@ pub struct ShardStore {
     snapshot_timeout: Duration,
     /// Whether the snapshot was abandoned because its storage accepted nothing.
     is_storage_stuck: AtomicBool,
+    /// The write of the snapshot that is in progress.
+    writes: WriteWatch,
 }
 
 impl ShardStore {
@@ -257,6 +261,7 @@ impl ShardStore {
             stall,
             snapshot_timeout: SNAPSHOT_TIMEOUT,
             is_storage_stuck: AtomicBool::new(false),
+            writes: WriteWatch::default(),
         })
     }
 
@@ -363,7 +368,9 @@ impl ShardStore {
         let failed = checkpoint_failure;
         let ops = self.ops();
         let OptimizerOps { job, moments, .. } = ops;
-        let mut writer = RangeWriter::open(path, &job.plan, moments).map_err(failed)?;
+        let directory = Path::new(path);
+        let open = || RangeWriter::open(path, &job.plan, moments);
+        let mut writer = self.writes.watch(directory, open).map_err(failed)?;
         let mut digests = Vec::new();
         while let Some((cell, numbers)) = cursor.next(&self.chunks).map_err(AgentError::local)? {
             let lengths = ops.lengths(cell);
@@ -373,14 +380,20 @@ impl ShardStore {
                 for (section, length) in moments.sections().zip(&lengths) {
                     let (values, others) = rest.split_at(*length);
                     let values = &values[ops.section_range(moments, chunk, section)];
-                    of_chunk.push(writer.write_chunk(chunk, section, values).map_err(failed)?.0);
+                    let written = self.writes.watch(directory, || writer.write_chunk(chunk, section, values));
+                    of_chunk.push(written.map_err(failed)?.0);
                     rest = others;
                 }
                 digests.push((chunk, of_chunk));
             }
         }
-        writer.finish().map_err(failed)?;
+        self.writes.watch(directory, || writer.finish()).map_err(failed)?;
         Ok(digests)
+    }
+
+    /// Returns the write of a snapshot that is in progress; of an abandoned one, too, until the storage responds.
+    pub fn ongoing_write(&self) -> Option<OngoingWrite> {
+        self.writes.ongoing()
     }
 
     /// Abandons the snapshot: updates no longer copy for it.

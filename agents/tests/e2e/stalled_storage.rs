@@ -1,0 +1,58 @@
+//! A run whose storage stops to respond: a log is a pipe, which can't be opened until another process opens it, too.
+
+use std::fs;
+use std::process::Command;
+
+use millrace_protocol::proto::StopRequest;
+use millrace_telemetry::journal::{JournalEvent, JournalReader};
+use millrace_telemetry::metrics_log::{self, MetricPoint};
+
+use super::harness::TestDir;
+use super::job::{Job, wait_for_state};
+
+/// The journal is on the same storage, and nothing is written to it meanwhile. Its followers see the stall.
+#[tokio::test(flavor = "multi_thread")]
+async fn stall_is_shown_while_training_continues() {
+    let place = TestDir::new();
+    place.params("params.yaml", &[("log_steps: 1", "log_steps: 20"), ("eval_frequency: 2", "eval_frequency: 1000000")]);
+    let mut job = Job::start(&place, 1_000_000);
+    job.wait_for_step(20);
+    let pipe = place.path("m/logs/attempt-1/cs2-7.log");
+    assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    let mut entries = job.follow().await;
+    job.kill("cs2-1");
+    job.join("cs2-7");
+    let stalled = wait_for_state(&mut entries, |state| state.storage_stall.is_some()).await;
+    assert_eq!(stalled.storage_stall.unwrap().file, pipe.to_string_lossy());
+    let written = |place: &TestDir| metrics_log::read(&place.path("m")).unwrap().last().map_or(0, MetricPoint::step);
+    let before = written(&place);
+    // A follower that connects now sees the stall, too, and agents that are lost now.
+    let mut late = job.follow().await;
+    wait_for_state(&mut late, |state| state.storage_stall.is_some()).await;
+    job.kill("cs2-0");
+    let lost = wait_for_state(&mut late, |state| state.lost_agents.contains_key("cs2-0")).await;
+    assert!(lost.storage_stall.is_some() && lost.step > before, "{lost:?}");
+    job.join("cs2-0");
+    assert_eq!(written(&place), before, "nothing is written");
+
+    // Both ends are open, then nothing reads or writes the pipe any more, and its name is free for a file.
+    let ends = fs::File::options().read(true).write(true).open(&pipe).unwrap();
+    fs::remove_file(&pipe).unwrap();
+    drop(ends);
+    let recovered = wait_for_state(&mut entries, |state| state.storage_stall.is_none()).await;
+    assert!(recovered.step > lost.step, "{recovered:?}");
+    let mut client = job.journal().connect().await.unwrap();
+    let reply = client.stop(StopRequest { reason: "the test ends".to_owned() }).await.unwrap().into_inner();
+    assert_eq!(job.end(), Some(130));
+
+    let steps: Vec<u64> = metrics_log::read(&place.path("m")).unwrap().iter().map(MetricPoint::step).collect();
+    assert_eq!(steps, (1..=reply.step).collect::<Vec<u64>>());
+    assert!(fs::metadata(&pipe).unwrap().len() > 0, "the log was written in the end");
+    let mut journal = JournalReader::open(&place.path("m"), 1).unwrap();
+    let mut count = 0;
+    while let Some(entry) = journal.next_entry().unwrap() {
+        count += 1;
+        assert_eq!(entry.seq, count);
+        assert!(!matches!(entry.event, JournalEvent::Dropped(_)), "{entry:?}");
+    }
+}
