@@ -56,3 +56,43 @@ async fn stall_is_shown_while_training_continues() {
         assert!(!matches!(entry.event, JournalEvent::Dropped(_)), "{entry:?}");
     }
 }
+
+/// The lock of model_dir, which every checkpoint reads, is a pipe. Training continues without the checkpoint, which is
+/// written once the storage responds.
+#[tokio::test(flavor = "multi_thread")]
+async fn checkpoint_that_stalls_is_shown_and_written_later() {
+    let place = TestDir::new();
+    place.params(
+        "params.yaml",
+        &[
+            ("log_steps: 1", "log_steps: 20"),
+            ("eval_frequency: 2", "eval_frequency: 1000000\n    checkpoint_steps: 100"),
+        ],
+    );
+    let mut job = Job::start(&place, 1_000_000);
+    job.wait_for_step(20);
+    let pipe = place.path("m/.millrace-lock.1000000");
+    assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    let mut entries = job.follow().await;
+    let stalled = wait_for_state(&mut entries, |state| state.storage_stall.is_some()).await;
+    let checkpoint = stalled.storage_stall.unwrap().file;
+    let (_, step) = checkpoint.rsplit_once("/m/checkpoint_").unwrap();
+    let step: u64 = step.parse().unwrap();
+    assert_eq!((step % 100, stalled.step), (0, step), "no step begins while the directory is being created");
+    job.wait_for(&format!("Step={},", step + 20));
+
+    let ends = fs::File::options().read(true).write(true).open(&pipe).unwrap();
+    fs::remove_file(&pipe).unwrap();
+    drop(ends);
+    job.wait_for("Saved checkpoint");
+    wait_for_state(&mut entries, |state| state.storage_stall.is_none()).await;
+    let mut client = job.journal().connect().await.unwrap();
+    let reply = client.stop(StopRequest { reason: "the test ends".to_owned() }).await.unwrap().into_inner();
+    assert_eq!(job.end(), Some(130));
+    place.succeed(&format!("checkpoint verify m/checkpoint_{}", reply.step));
+    let partial = fs::read_dir(place.path("m")).unwrap().filter(|entry| {
+        let name = entry.as_ref().unwrap().file_name();
+        name.to_string_lossy().contains("partial")
+    });
+    assert_eq!(partial.count(), 0, "nothing is left of the checkpoint that was given up");
+}

@@ -47,20 +47,21 @@ pub fn creation_failure() -> AgentError {
 }
 
 impl CoordinatorDriver {
-    /// Reports writes to the storage of model_dir that have not returned for long, and gives up a checkpoint for which
-    /// the next step has waited for too long.
+    /// Gives up a checkpoint for which the next step has waited for too long, and reports writes to the storage of
+    /// model_dir that have not returned for long.
     pub(super) fn check_storage(&mut self) -> Result<(), AgentError> {
+        let is_overdue =
+            |creation: &&mut DirectoryCreation| !creation.is_given_up && creation.began.elapsed() > MAX_CREATION_TIME;
+        if let Some(creation) = self.creation.as_mut().filter(is_overdue) {
+            creation.is_given_up = true;
+            let (step, reason) = (creation.step, creation_failure().message());
+            self.handle_event(CoordinatorEvent::SaveFailed { step, cause: FailureCause::Other, reason })?;
+        }
         let own = self.checkpoint_writer.as_ref().and_then(|writer| writer.writes().ongoing());
         let is_given_up = self.creation.as_ref().is_some_and(|creation| creation.is_given_up);
         let own = own.filter(|write| is_given_up || write.exceeds(MAX_CHECKPOINT_WRITE_TIME));
         self.reporter.check_storage(self.stalled_shards.values().cloned().chain(own));
-        let is_overdue =
-            |creation: &&mut DirectoryCreation| !creation.is_given_up && creation.began.elapsed() > MAX_CREATION_TIME;
-        let Some(creation) = self.creation.as_mut().filter(is_overdue) else { return Ok(()) };
-        creation.is_given_up = true;
-        let step = creation.step;
-        let reason = creation_failure().message();
-        self.handle_event(CoordinatorEvent::SaveFailed { step, cause: FailureCause::Other, reason })
+        Ok(())
     }
 
     /// Records what a shard reports about the storage.
