@@ -7,7 +7,7 @@ use millrace_emulator::plan::ChunkId;
 pub use millrace_outcome::FailureCause;
 use serde::{Deserialize, Serialize};
 
-use crate::types::{AgentId, CommitRecord, ComputeWork, Epoch, Iteration, LeafResult, PreparedStep};
+use crate::types::{AgentId, AgentWork, CommitRecord, ComputeWork, Epoch, Iteration, LeafResult, PreparedStep};
 
 /// State of a shard, sent when it joins.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -174,6 +174,8 @@ pub enum AgentReport {
     },
     /// A write to the storage of model_dir has not returned for long, or the storage responds again (shards).
     StorageStalled { write: Option<StalledWrite> },
+    /// What the agent has done so far (all but systems, whose leaves have it).
+    Worked { work: AgentWork },
     /// A link to `peer` failed. The coordinator decides about the consequences.
     LinkLost {
         epoch: Epoch,

@@ -127,6 +127,26 @@ pub struct ComputeWork {
     pub flops: u64,
 }
 
+/// What an agent has done so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct AgentWork {
+    /// The amount of work: floating-point operations of a system, elements of a shard or a SwarmX node, samples of an
+    /// activation server.
+    pub units: u64,
+    /// Seconds of working, without waiting for others.
+    pub seconds: f64,
+    /// Seconds for which delays were measured; 0 for systems.
+    pub observed: f64,
+    /// Those of them in which the process was kept from running.
+    pub delayed: f64,
+}
+
+impl From<ComputeWork> for AgentWork {
+    fn from(ComputeWork { seconds, flops }: ComputeWork) -> Self {
+        Self { units: flops, seconds, ..Self::default() }
+    }
+}
+
 /// Sums of the losses beside the main one, such as that of the next sentence.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct OtherLosses {

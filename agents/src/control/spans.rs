@@ -163,7 +163,7 @@ impl AgentSpans {
                 open.end_step();
                 open.connecting = None;
             }
-            AgentReport::Committed { .. } | AgentReport::StorageStalled { .. } => {}
+            AgentReport::Committed { .. } | AgentReport::StorageStalled { .. } | AgentReport::Worked { .. } => {}
         }
     }
 

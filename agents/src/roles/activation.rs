@@ -17,6 +17,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
 
 use super::RoleContext;
+use super::work_meter::WorkMeter;
 use crate::control::client::{ComputeUsage, SessionEvent};
 use crate::error::AgentError;
 use crate::input::{InputChoice, JobInputs, sample_failure};
@@ -29,8 +30,10 @@ pub async fn run(context: RoleContext, terminate: Signal) -> Result<(), AgentErr
     let (listener, address) = context.listen().await?;
     let (ready, inputs) = watch::channel(None);
     let (failures, mut failed) = mpsc::channel(1);
-    serve(context.args.member.accept_data(listener), SampleService { inputs, failures });
+    let meter = WorkMeter::start()?;
+    serve(context.args.member.accept_data(listener), SampleService { inputs, failures, meter: meter.clone() });
     let mut session = context.join(address, None, terminate).await?;
+    let _work_reports = meter.report_to(session.outbox.clone());
     let job = session.job.job.clone();
     // Usually a cache hit, because the coordinator has read the same files.
     let loader = context.args.loader.clone();
@@ -98,6 +101,7 @@ struct SampleService {
     inputs: watch::Receiver<Option<Arc<JobInputs>>>,
     /// Receives the errors of samples, which end the run.
     failures: mpsc::Sender<AgentError>,
+    meter: WorkMeter,
 }
 
 #[tonic::async_trait]
@@ -114,15 +118,16 @@ impl proto::samples_server::Samples for SampleService {
         }
         let mut requests = request.into_inner();
         let (sender, receiver) = tokio::sync::mpsc::channel(MAX_QUEUED_REPLIES);
-        let (mut inputs, failures) = (self.inputs.clone(), self.failures.clone());
+        let (mut inputs, failures, meter) = (self.inputs.clone(), self.failures.clone(), self.meter.clone());
         tokio::spawn(async move {
             // The data are opened while links are being established.
             let Ok(inputs) = inputs.wait_for(Option::is_some).await.map(|inputs| inputs.clone()) else { return };
             let Some(inputs) = inputs else { return };
             while let Ok(Some(request)) = requests.message().await {
-                let inputs = inputs.clone();
+                let (inputs, meter) = (inputs.clone(), meter.clone());
                 // Reads and decompresses files.
-                let read = tokio::task::spawn_blocking(move || read_samples(&inputs, &request)).await;
+                let read = move || meter.measure(request.count.into(), || read_samples(&inputs, &request));
+                let read = tokio::task::spawn_blocking(read).await;
                 let reply = match read {
                     Ok(Ok(reply)) => Ok(reply),
                     Ok(Err(ReadError::Request(status))) => Err(status),

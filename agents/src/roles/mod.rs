@@ -10,6 +10,7 @@ mod process;
 mod swarmx;
 mod termination_report;
 mod watchdog;
+mod work_meter;
 mod work_queue;
 
 use millrace_bucket::BucketAddress;

@@ -16,6 +16,7 @@ use tokio::signal::unix::Signal;
 use super::RoleContext;
 use super::link_senders::{IterationSteps, LinkSenders};
 use super::memoryx::ReplicaService;
+use super::work_meter::WorkMeter;
 use crate::control::client::{ComputeUsage, ControlSession, SessionEvent};
 use crate::control::job::CompiledJob;
 use crate::control::spans::{AgentSpans, StepPhase};
@@ -30,7 +31,9 @@ pub async fn run(context: RoleContext, terminate: Signal) -> Result<(), AgentErr
     serve(context.args.member.accept_data(listener), LinkService::new(settings.clone()), None);
     let session = context.join(address, None, terminate).await?;
     settings.job.send_replace(Some(LinkJob::of(&session.job)));
-    SwarmDriver { context, session, settings, mailbox, node: None }.run().await
+    let meter = WorkMeter::start()?;
+    let _work_reports = meter.report_to(session.outbox.clone());
+    SwarmDriver { context, session, settings, mailbox, meter, node: None }.run().await
 }
 
 /// Serves the data port while the process lives: links, and copies of a MemoryX agent's parameters.
@@ -59,6 +62,7 @@ struct SwarmDriver {
     session: ControlSession,
     settings: LinkSettings,
     mailbox: LinkEventQueue,
+    meter: WorkMeter,
     node: Option<SwarmEpoch>,
 }
 
@@ -71,7 +75,10 @@ impl SwarmDriver {
                     SessionEvent::Command(command) => self.on_command(command),
                     SessionEvent::Lost => self.rejoin().await?,
                 },
-                Some(event) = self.mailbox.next() => self.link(event),
+                Some(event) = self.mailbox.next() => {
+                    let (elements, meter) = (self.elements(&event), self.meter.clone());
+                    meter.measure(elements, || self.link(event));
+                }
             }
         }
         self.session.leave(&self.context.metrics, ComputeUsage::default()).await;
@@ -149,6 +156,12 @@ impl SwarmDriver {
             linked: false,
         });
         self.mailbox.set_epoch(epoch);
+    }
+
+    /// Returns the number of elements that arrive with an event.
+    fn elements(&self, event: &LinkEvent) -> u64 {
+        let LinkEventKind::Frame(frame) = &event.kind else { return 0 };
+        self.session.job.plan.chunks.get(frame.key.chunk).map_or(0, |chunk| chunk.elements as u64)
     }
 
     fn link(&mut self, LinkEvent { key, kind: what }: LinkEvent) {

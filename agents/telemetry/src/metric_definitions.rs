@@ -13,7 +13,7 @@
 //! | `millrace_eval_loss` | gauge | coordinator | of the last evaluation |
 //! | `millrace_samples_total`, `millrace_tokens_total` | counter | coordinator | trained on by this attempt |
 //! | `millrace_skipped_batches_total` | counter | coordinator | batches that this attempt skipped after a spike |
-//! | `millrace_relative_speed{agent}` | gauge | coordinator | speed of a system's computing, over the others' median |
+//! | `millrace_relative_speed{agent}` | gauge | coordinator | speed of an agent, over the others' median |
 //! | `millrace_checkpoint_step` | gauge | coordinator | step of the newest complete checkpoint |
 //! | `millrace_loader_workers_replaced_total` | counter | activation server | workers of Python datasets that failed |
 //! | `millrace_storage_stall_seconds` | gauge | coordinator | how long the storage has not responded; 0 if it does |
@@ -206,7 +206,7 @@ pub struct CoordinatorMetrics {
     pub tokens: Counter,
     /// Batches that this attempt skipped because their loss or gradient spiked.
     pub skipped_batches: Counter,
-    /// Speed of computing of each system, relative to the median of the others; over ten seconds.
+    /// Speed of each agent, relative to the median of the others of its role; over ten seconds.
     pub relative_speed: MetricFamily<Gauge, 1>,
     /// Step of the newest complete checkpoint; NaN before the first.
     pub checkpoint_step: Gauge,
@@ -234,7 +234,7 @@ impl CoordinatorMetrics {
             tokens: registry.metric("millrace_tokens_total", "Tokens trained on by this attempt."),
             relative_speed: registry.family(
                 "millrace_relative_speed",
-                "Speed of computing of a system, relative to the median of the others.",
+                "Speed of an agent, relative to the median of the others of its role.",
                 ["agent"],
             ),
             skipped_batches: registry.metric(

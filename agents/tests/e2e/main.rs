@@ -22,6 +22,7 @@ mod ports;
 mod proxy;
 mod replacement;
 mod reproducibility;
+mod slow_agents;
 mod stalled_storage;
 mod t5;
 mod termination;

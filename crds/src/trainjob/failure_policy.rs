@@ -21,8 +21,8 @@ pub struct FailurePolicy {
     #[schemars(range(min = 0, max = 10_000))]
     pub max_restarts: u32,
 
-    /// Seconds after which the pod of a system is replaced that computes at less than half of the speed of the other
-    /// systems; never if omitted.
+    /// Seconds after which the pod of an agent is replaced that works at less than half of the speed of the other
+    /// agents of its role, except the only replica of a MemoryX shard; never if omitted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 30, max = 604_800))]
     pub slow_after_seconds: Option<u32>,

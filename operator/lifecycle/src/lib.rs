@@ -55,7 +55,7 @@ pub use conditions::set_condition;
 pub use decision::{JobCommand, JobDecision, JobEvent};
 pub use observation::{
     CoordinatorReport, CreationError, JobObservation, LedgerEntry, ReportedOutcome, ResizedAttempt, ResolutionError,
-    SlowSystem, StorageStall,
+    SlowAgent, StorageStall,
 };
 pub use retry::{backoff_place, seconds_until_next_attempt};
 pub use scheduler::{QueueEntry, SchedulingDecision, SystemRequest, is_waiting, schedule, used_resources};

@@ -103,8 +103,8 @@ pub struct CoordinatorReport {
     pub requested_csx: Option<u32>,
     /// Agents that the coordinator counts as lost, such as `cs2-1`, and since when.
     pub unresponsive: BTreeMap<String, Timestamp>,
-    /// Systems that compute much more slowly than the others, such as `cs2-1`.
-    pub slow_systems: BTreeMap<String, SlowSystem>,
+    /// Agents that work much more slowly than the others of their role, such as `cs2-1`.
+    pub slow_agents: BTreeMap<String, SlowAgent>,
     /// Whether the storage of model_dir responds; `Err` has a write that it does not respond to. `None` before the
     /// first state has arrived.
     pub storage: Option<Result<(), StorageStall>>,
@@ -123,9 +123,9 @@ pub struct CoordinatorReport {
     pub outcome: Option<ReportedOutcome>,
 }
 
-/// A system that computes much more slowly than the others.
+/// An agent that works much more slowly than the others of its role.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct SlowSystem {
+pub struct SlowAgent {
     /// Since when.
     pub since: Timestamp,
     /// Its speed in percent of that of the others.

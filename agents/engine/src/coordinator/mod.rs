@@ -256,8 +256,9 @@ impl Coordinator {
             | AgentReport::Leaves { .. }
             | AgentReport::Prepared { .. }
             | AgentReport::LinkLost { .. }
-            // The driver reports it.
-            | AgentReport::StorageStalled { .. } => {}
+            // The driver handles these.
+            | AgentReport::StorageStalled { .. }
+            | AgentReport::Worked { .. } => {}
         }
     }
 

@@ -1,6 +1,7 @@
 //! The coordinator: prepares the run, drives the engine's state machine, and writes the run's files and progress
 //! output.
 
+mod agent_speeds;
 mod checkpoint_writer;
 mod console;
 mod driver;
@@ -15,7 +16,6 @@ mod reporter;
 mod resume;
 mod run_end;
 mod run_policy;
-mod slow_systems;
 mod spans;
 mod storage_condition;
 mod summary;

@@ -195,7 +195,7 @@ impl Reporter {
         }
     }
 
-    /// Sets the speed of each system relative to the others.
+    /// Sets the speed of each agent relative to the others of its role.
     pub fn set_relative_speeds(&self, relative: &[(AgentId, f64)]) {
         for (agent, relative) in relative {
             self.gauges.relative_speed.with([&agent.to_string()]).set(*relative);
@@ -213,7 +213,8 @@ impl Reporter {
             let percent = slow.speed_percent;
             tracing::warn!(
                 peer = %agent,
-                "{agent} is slow: it computes at {percent} % of the speed of the other systems, which wait for it"
+                "{agent} is slow: it works at {percent} % of the speed of the other agents of its role, and delays \
+                 every step"
             );
         }
         self.state.slow_agents = by_name;

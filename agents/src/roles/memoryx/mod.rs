@@ -30,6 +30,7 @@ use super::RoleContext;
 use super::link_senders::{IterationSteps, LinkSenders};
 use super::swarmx::serve;
 use super::watchdog::Watchdog;
+use super::work_meter::{WorkMeter, WorkReports};
 use super::work_queue::{WorkReceiver, WorkSender, work_queue};
 use crate::control::client::{ComputeUsage, ControlSession, SessionEvent};
 use crate::control::job::CompiledJob;
@@ -64,6 +65,8 @@ pub async fn run(context: RoleContext, terminate: Signal) -> Result<(), AgentErr
     let (work, jobs) = work_queue();
     let (done, results) = mpsc::unbounded_channel();
     let backlog = Arc::new(backlog_of(&session.job));
+    let meter = WorkMeter::start()?;
+    let work_reports = meter.report_to(session.outbox.clone());
     let mut storage_checks = interval(STORAGE_CHECK_INTERVAL);
     storage_checks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let driver = ShardDriver {
@@ -84,6 +87,8 @@ pub async fn run(context: RoleContext, terminate: Signal) -> Result<(), AgentErr
         leaving: false,
         storage_checks,
         is_storage_stalled: false,
+        meter,
+        _work_reports: work_reports,
     };
     driver.run().await
 }
@@ -121,6 +126,8 @@ struct ShardDriver {
     storage_checks: Interval,
     /// Whether the coordinator was told that a write does not return.
     is_storage_stalled: bool,
+    meter: WorkMeter,
+    _work_reports: WorkReports,
 }
 
 /// The state of loading parameters.
@@ -307,7 +314,8 @@ impl ShardDriver {
         if let Some(jobs) = self.jobs.take() {
             let (plan, done) = (self.session.job.hash, self.done.clone());
             let memory = self.context.memory.clone();
-            let worker = StoreWorker::new(store.clone(), done, self.backlog.clone(), stall.clone(), plan, memory);
+            let (backlog, meter) = (self.backlog.clone(), self.meter.clone());
+            let worker = StoreWorker::new(store.clone(), done, backlog, stall.clone(), plan, memory, meter);
             let watchdog = Watchdog::watch("store", stall.clone(), jobs.queued());
             let run = move || {
                 worker.run(jobs);

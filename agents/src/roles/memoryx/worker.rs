@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use millrace_emulator::plan::{ChunkId, PlanHash};
@@ -22,6 +22,7 @@ use tokio::sync::{mpsc, oneshot};
 use super::store::ShardStore;
 use crate::error::AgentError;
 use crate::links::LinkSender;
+use crate::roles::work_meter::WorkMeter;
 use crate::roles::work_queue::WorkReceiver;
 
 /// How long the thread of an abandoned snapshot has to end: it may be writing a chunk.
@@ -119,6 +120,7 @@ pub struct StoreWorker {
     plan: PlanHash,
     /// Memory for the weights that the shard sends.
     memory: SharedMemory,
+    meter: WorkMeter,
     /// The thread that writes the last snapshot.
     writer: Option<SnapshotWriter>,
 }
@@ -145,8 +147,9 @@ impl StoreWorker {
         stall: StallClock,
         plan: PlanHash,
         memory: SharedMemory,
+        meter: WorkMeter,
     ) -> Self {
-        Self { store, done, backlog, stall, plan, memory, writer: None }
+        Self { store, done, backlog, stall, plan, memory, meter, writer: None }
     }
 
     /// Processes jobs until all senders are dropped, or until the store is inconsistent.
@@ -155,7 +158,7 @@ impl StoreWorker {
             let waiting = self.stall.start(StallReason::Grads);
             let Ok(job) = jobs.recv() else { return };
             drop(waiting);
-            if let Err(error) = self.work(job) {
+            if let Err(error) = self.measured_work(job) {
                 let _ = self.done.send(StoreTaskResult::Failed(error));
                 return;
             }
@@ -165,6 +168,20 @@ impl StoreWorker {
                 self.report_failed_snapshot(snapshot.clone(), &AgentError::local(STUCK_STORAGE));
             }
         }
+    }
+
+    /// Does the work and measures it, without the time in which it waits for storage.
+    fn measured_work(&mut self, job: StoreTask) -> Result<(), StoreError> {
+        let elements = match &job {
+            StoreTask::Send { key, .. } => self.store.elements(key.chunk),
+            StoreTask::Gather { chunk, .. } | StoreTask::Update(chunk) => self.store.elements(*chunk),
+            StoreTask::Commit(_) | StoreTask::Copy { .. } | StoreTask::Snapshot(_) => return self.work(job),
+        };
+        let (began, waited) = (Instant::now(), self.stall.seconds(StallReason::Snapshot));
+        let result = self.work(job);
+        let waited = self.stall.seconds(StallReason::Snapshot) - waited;
+        self.meter.add(elements, began.elapsed().as_secs_f64() - waited);
+        result
     }
 
     fn work(&mut self, job: StoreTask) -> Result<(), StoreError> {

@@ -109,7 +109,7 @@ pub struct RunState {
     /// 0.2.0.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub lost_agents: BTreeMap<String, u64>,
-    /// Systems that compute much more slowly than the others, such as `cs2-1`; since 0.2.0.
+    /// Agents that work much more slowly than the others of their role, such as `cs2-1`; since 0.2.0.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub slow_agents: BTreeMap<String, SlowAgent>,
     /// The write that the storage of model_dir does not respond to; `None` while it responds. Since 0.2.0.
@@ -123,12 +123,12 @@ pub struct RunState {
     pub note: Option<String>,
 }
 
-/// How slow a system is.
+/// How slow an agent is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SlowAgent {
     /// Since when, in milliseconds since 1970.
     pub since_unix_ms: u64,
-    /// Its speed in percent of the median of the other systems, when it was found to be slow.
+    /// Its speed in percent of the median of the others of its role, when it was found to be slow.
     pub speed_percent: u32,
 }
 

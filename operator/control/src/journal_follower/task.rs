@@ -6,12 +6,12 @@ use std::time::Duration;
 use k8s_openapi::jiff::Timestamp;
 use kube::runtime::reflector::ObjectRef;
 use millrace_crds::TrainJob;
-use millrace_lifecycle::{CoordinatorReport, SlowSystem, StorageStall};
+use millrace_lifecycle::{CoordinatorReport, SlowAgent, StorageStall};
 use millrace_protocol::journal::{self, JournalError};
 use millrace_protocol::proto::journal_client::JournalClient;
 use millrace_protocol::proto::{FollowRequest, ResizeRequest, StopRequest};
 use millrace_protocol::{error_chain, proto};
-use millrace_telemetry::journal::{JournalEvent, RunPhase, SlowAgent};
+use millrace_telemetry::journal::{self as telemetry, JournalEvent, RunPhase};
 use tokio::sync::{mpsc, watch};
 use tonic::Code;
 use tonic::transport::Channel;
@@ -147,7 +147,7 @@ impl<W: World> Listener<'_, W> {
                     let lost = state.lost_agents.iter();
                     report.unresponsive = lost.map(|(agent, since)| (agent.clone(), timestamp(*since))).collect();
                     let slow = state.slow_agents.into_iter();
-                    report.slow_systems = slow.map(|(agent, slow)| (agent, slow_system(slow))).collect();
+                    report.slow_agents = slow.map(|(agent, slow)| (agent, slow_agent(slow))).collect();
                     report.storage = Some(state.storage_stall.map_or(Ok(()), |stall| {
                         Err(StorageStall { file: stall.file, since: timestamp(stall.since_unix_ms) })
                     }));
@@ -190,8 +190,8 @@ impl<W: World> Listener<'_, W> {
     }
 }
 
-fn slow_system(slow: SlowAgent) -> SlowSystem {
-    SlowSystem { since: timestamp(slow.since_unix_ms), speed_percent: slow.speed_percent }
+fn slow_agent(slow: telemetry::SlowAgent) -> SlowAgent {
+    SlowAgent { since: timestamp(slow.since_unix_ms), speed_percent: slow.speed_percent }
 }
 
 /// Converts milliseconds since 1970; a number out of range becomes the current time.

@@ -193,25 +193,37 @@ fn agent_of_a_lost_node_is_removed_without_the_node() {
 }
 
 #[test]
-fn slow_system_is_named_and_replaced_after_its_time() {
+fn slow_agent_is_named_and_replaced_after_its_time() {
     let mut world = replaceable();
     let since = world.seen.now;
-    let slow = SlowSystem { since, speed_percent: 31 };
-    world.report(|report| report.slow_systems = [("cs2-0".to_owned(), slow)].into());
+    let slow = SlowAgent { since, speed_percent: 31 };
+    let less_slow = SlowAgent { speed_percent: 40, ..slow };
+    let slow = [("cs2-0", slow), ("memoryx-0", less_slow), ("activation-0", less_slow)]
+        .map(|(agent, slow)| (agent.to_owned(), slow));
+    world.report(|report| report.slow_agents = slow.into());
     world.advance_time(600);
     assert_eq!((world.visit(), removed(&world)), (JobState::Training, Vec::new()), "without a bound it stays");
     let message = world.message(ConditionType::Succeeded);
-    assert!(message.contains("; cs2-0 is slow: it computes at 31 % of the speed of the other systems"), "{message}");
+    assert!(
+        message.contains("; cs2-0 is slow: it works at 31 % of the speed of the other agents of its role"),
+        "{message}"
+    );
 
     world.spec().failure_policy.slow_after_seconds = Some(601);
     assert_eq!((world.visit(), removed(&world)), (JobState::Training, Vec::new()));
     world.advance_time(1);
-    assert_eq!((world.visit(), removed(&world)), (JobState::Training, vec![("cs2-0/1".to_owned(), 1)]));
-    let lost = &world.status().lost_agents[0];
-    let message = "it computed at 31 % of the speed of the other systems for 601 s";
+    assert_eq!(world.visit(), JobState::Training);
+    let mut replaced = removed(&world);
+    replaced.sort();
+    // No other agent has the parameters of the shard, so it stays.
+    assert_eq!(replaced, [("activation-0/1".to_owned(), 1), ("cs2-0/1".to_owned(), 1)]);
+    let status = world.status();
+    let lost = status.lost_agents.iter().find(|lost| lost.name == "cs2-0").unwrap();
+    let message = "it worked at 31 % of the speed of the other agents of its role for 601 s";
     assert_eq!((lost.reason.as_str(), lost.message.as_str()), ("Slow", message));
-    // The coordinator reports it until the replacement has been measured.
+    // The coordinator reports them until the replacements have been measured.
     replace(&mut world, Role::Cs2, AgentState::Ready);
+    replace(&mut world, Role::Activation, AgentState::Ready);
     world.advance_time(700);
     assert_eq!((world.visit(), removed(&world)), (JobState::Training, Vec::new()));
 }

@@ -67,7 +67,7 @@ impl Decider<'_> {
         }
         let systems = self.describe_systems(num_csx);
         let degraded = pending.map(|pending| pending.message).or_else(|| self.describe_storage_stall());
-        let degraded = degraded.or_else(|| self.describe_slow_system());
+        let degraded = degraded.or_else(|| self.describe_slow_agent());
         let degraded = degraded.or_else(|| self.describe_resize());
         let degraded = degraded.map_or_else(String::new, |message| format!("; {message}"));
         if reported && report.is_some_and(|report| report.evaluating) {
@@ -89,11 +89,11 @@ impl Decider<'_> {
         self.report()?.storage.as_ref()?.as_ref().err().map(describe_stall)
     }
 
-    /// Describes the slowest of the systems that are slow; `None` if there is none.
-    fn describe_slow_system(&self) -> Option<String> {
-        let (agent, slow) = self.report()?.slow_systems.iter().min_by_key(|(_, slow)| slow.speed_percent)?;
+    /// Describes the slowest of the agents that are slow; `None` if there is none.
+    fn describe_slow_agent(&self) -> Option<String> {
+        let (agent, slow) = self.report()?.slow_agents.iter().min_by_key(|(_, slow)| slow.speed_percent)?;
         let percent = slow.speed_percent;
-        Some(format!("{agent} is slow: it computes at {percent} % of the speed of the other systems"))
+        Some(format!("{agent} is slow: it works at {percent} % of the speed of the other agents of its role"))
     }
 
     /// Describes the systems that work, of `num_csx` that the attempt has.

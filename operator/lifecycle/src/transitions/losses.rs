@@ -38,7 +38,7 @@ const MAX_LOST_AGENTS: usize = 256;
 const MAX_LOST_MESSAGE_CHARS: usize = 256;
 /// Reason of an agent that the coordinator counts as lost although it runs.
 const UNRESPONSIVE: &str = "Unresponsive";
-/// Reason of an agent that computes much more slowly than the others.
+/// Reason of an agent that works much more slowly than the others of its role.
 const SLOW: &str = "Slow";
 /// Reason of an agent whose node does not remove it.
 const NODE_LOST: &str = "NodeLost";
@@ -164,15 +164,20 @@ impl<'a> Decider<'a> {
         }
     }
 
-    /// Describes why this instance of an agent is replaced, if it has been slow for as long as the job permits.
+    /// Describes why this instance of an agent is replaced, if it has been slow for as long as the job permits. The
+    /// only replica of a shard is not replaced: its parameters would be lost, and the steps since the newest checkpoint.
     fn overdue_slowness(&self, agent: &ObservedAgent) -> Option<String> {
-        let slow = self.report()?.slow_systems.get(&agent.id())?;
+        let slow = self.report()?.slow_agents.get(&agent.id())?;
         let bound = i64::from(self.spec.failure_policy.slow_after_seconds?);
         // The report may be about the predecessor of this instance.
         let is_about_it = agent.started.is_some_and(|started| started < slow.since);
         let percent = slow.speed_percent;
-        (is_about_it && seconds(slow.since, self.observed.now) >= bound)
-            .then(|| format!("it computed at {percent} % of the speed of the other systems for {bound} s"))
+        let holds_parameters = agent.role == Role::MemoryX && {
+            let others = self.agents_without(|other| other.instance == agent.instance);
+            self.necessity((agent.role, agent.index), &others) == Necessity::Required
+        };
+        (is_about_it && !holds_parameters && seconds(slow.since, self.observed.now) >= bound)
+            .then(|| format!("it worked at {percent} % of the speed of the other agents of its role for {bound} s"))
     }
 
     /// Returns whether the coordinator counts this instance of an agent as lost.

@@ -97,7 +97,7 @@ impl CoordinatorDriver {
         }
     }
 
-    /// Reports how fast the systems compute, if an interval has ended.
+    /// Reports how fast the agents work, if an interval has ended.
     pub(super) fn measure_speeds(&mut self) {
         let Some(relative) = self.speeds.measure(Instant::now()) else { return };
         self.reporter.set_relative_speeds(&relative);

@@ -48,13 +48,13 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::time::Interval;
 
 use super::PreparedRun;
+use super::agent_speeds::AgentSpeeds;
 use super::checkpoint_writer::{CheckpointWriter, PublishedCheckpoint};
 use super::console::Console;
 use super::journal::{ResizeCommand, RunCommand};
 use super::reporter::{ReportedModel, Reporter};
 use super::resume::StartPoint;
 use super::run_end::RunEnd;
-use super::slow_systems::SystemSpeeds;
 use super::spans::Spans;
 use super::uploads;
 use crate::control::job::CompiledJob;
@@ -141,8 +141,8 @@ pub struct CoordinatorDriver {
     last_saved: Option<PublishedCheckpoint>,
     /// The agents that have not joined again since they were lost.
     lost_agents: BTreeMap<AgentId, LostAgent>,
-    /// How fast each system computes.
-    speeds: SystemSpeeds,
+    /// How fast each agent works.
+    speeds: AgentSpeeds,
     /// The shards whose storage does not respond, with the write that has not returned.
     stalled_shards: BTreeMap<AgentId, OngoingWrite>,
     storage_checks: Interval,
@@ -218,7 +218,7 @@ impl CoordinatorDriver {
             verified_checkpoint: None,
             last_saved,
             lost_agents: BTreeMap::new(),
-            speeds: SystemSpeeds::new(Instant::now()),
+            speeds: AgentSpeeds::new(Instant::now()),
             stalled_shards: BTreeMap::new(),
             storage_checks: storage::checks(),
             creation: None,
@@ -309,7 +309,8 @@ impl CoordinatorDriver {
             ControlEvent::Report(agent, number, report) => {
                 if self.is_current(agent, number) {
                     match &report {
-                        AgentReport::Leaves { work, .. } => self.speeds.record(agent, *work),
+                        AgentReport::Leaves { work, .. } => self.speeds.record(agent, (*work).into()),
+                        AgentReport::Worked { work } => self.speeds.record(agent, *work),
                         AgentReport::StorageStalled { write } => self.on_storage_report(agent, write.as_ref()),
                         _ => {}
                     }

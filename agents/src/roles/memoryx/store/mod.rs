@@ -265,6 +265,11 @@ impl ShardStore {
         })
     }
 
+    /// Returns the number of elements of a chunk.
+    pub fn elements(&self, chunk: ChunkId) -> u64 {
+        self.ops().job.plan.chunks.get(chunk).map_or(0, |chunk| chunk.elements as u64)
+    }
+
     fn ops(&self) -> &OptimizerOps {
         self.chunks.ops()
     }
