@@ -243,5 +243,5 @@ def test_long_table_becomes_straight_lines(monkeypatch: pytest.MonkeyPatch) -> N
     assert np.abs(np.array(found) - rates[:-1]).max() <= 6e-7 * 3e-4
     assert len(lines) < 1000
     noise = np.random.default_rng(0).random(20_000).tolist()
-    with pytest.raises(UnsupportedOptimizerError, match="neither 16384 rates nor 1024 straight lines"):
+    with pytest.raises(UnsupportedOptimizerError, match="neither 16384 rates nor 2048 straight lines"):
         schedule(noise)

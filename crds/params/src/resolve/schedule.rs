@@ -10,7 +10,7 @@ use crate::keywords::{SCHEDULERS, ScheduleKind};
 const LEARNING_RATE_KEY: &str = "optimizer.learning_rate";
 
 /// Maximum schedules in a list, far above any real one: evaluating a schedule takes time for each.
-const MAX_SCHEDULES: usize = 1024;
+const MAX_SCHEDULES: usize = 2048;
 
 pub(super) fn resolve(
     check: &mut ResolveContext<'_>,

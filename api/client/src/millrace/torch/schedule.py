@@ -17,7 +17,7 @@ from millrace.errors import MillraceError
 MAX_CHANGES = 16_384
 """Maximum number of steps at which the learning rate changes."""
 
-MAX_LINES = 1024
+MAX_LINES = 2048
 """Maximum number of straight lines that take the place of a table."""
 
 LINE_TOLERANCE = 5e-7
@@ -102,7 +102,7 @@ def schedule(rates: list[float]) -> float | dict[str, Any] | list[dict[str, Any]
 
     The appliance computes with rates in f32, so they are written with nine digits, from which each f32 can be
     read back. A table that is too long becomes straight lines, from which no rate differs by more than
-    LINE_TOLERANCE of the largest one: a cosine needs about 850, however long it is.
+    LINE_TOLERANCE of the largest one: a cosine needs about 850, however long it is. OneCycleLR has two.
     """
     rates = [float(f"{rate:.9g}") for rate in rates]
     changes = [step for step in range(1, len(rates)) if rates[step] != rates[step - 1]]
