@@ -107,6 +107,7 @@ fn plan(graph: Graph) -> StreamPlan {
         window_chunks: 8,
         memoryx_memory: u64::MAX,
         whole_tensor_state: None,
+        extra_state_tensors: 0,
     })
     .unwrap()
 }

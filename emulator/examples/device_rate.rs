@@ -111,6 +111,7 @@ impl Model {
             window_chunks: 8,
             memoryx_memory: u64::MAX,
             whole_tensor_state: None,
+            extra_state_tensors: 0,
         })?)
     }
 }

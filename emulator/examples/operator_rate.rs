@@ -156,8 +156,9 @@ fn elementwise_rates(simd: Simd) {
     let [mut w, g, mut m, mut v] = [0, 1, 2, 3].map(|i| values(LARGE + i * 144));
     let (weights, gradient, m, v) = (&mut w[..], &g[144..], &mut m[288..], &mut v[432..]);
     v.fill(0.1);
-    let adamw = AdamW { betas: [0.9, 0.95], eps: 1e-8, correct_bias: true, epsilon_hat: false };
-    let step = UpdateStep { step: 10, learning_rate: 1e-3, weight_decay: 0.1, gradient_scale: 1.0 };
+    let adamw = AdamW { betas: [0.9, 0.95], eps: 1e-8, correct_bias: true, epsilon_hat: false, amsgrad: false };
+    let step =
+        UpdateStep { step: 10, learning_rate: 1e-3, weight_decay: 0.1, gradient_scale: 1.0, momentum_schedule: None };
     let seconds = time(|| {
         let arrays = UpdateArrays { weights: &mut *weights, gradient, state: [&mut *m, &mut *v, &mut []], shape: &[] };
         adamw.update(simd, &step, arrays);

@@ -35,6 +35,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         window_chunks: appliance.link.window_chunks,
         memoryx_memory: appliance.memoryx.bytes_per_copy(),
         whole_tensor_state: None,
+        extra_state_tensors: 0,
     })?;
     lap("compile");
     println!("         {} parameters, {} chunks, plan {}", plan.parameters(), plan.chunks.len(), plan.hash());

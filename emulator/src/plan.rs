@@ -267,6 +267,9 @@ pub struct StreamPlan {
     /// them together. `None` if it updates single elements.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub whole_tensor_state: Option<Vec<StateShape>>,
+    /// State tensors of an optimizer of single elements beyond [`PLANNED_STATE_TENSORS`](crate::optimizers).
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub extra_state_tensors: u32,
     /// Order of weights in a training round.
     pub down_train: Vec<DownSlot>,
     /// Order of weights in an evaluation round.
@@ -282,6 +285,11 @@ const fn one_tile() -> u32 {
 #[allow(clippy::trivially_copy_pass_by_ref, reason = "serde's signature")]
 const fn is_one_tile(tiles: &u32) -> bool {
     *tiles == 1
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "serde's signature")]
+const fn is_zero(count: &u32) -> bool {
+    *count == 0
 }
 
 /// A plan's hash: the first eight bytes of the blake3 of its canonical JSON, little-endian.

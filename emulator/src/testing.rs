@@ -90,6 +90,7 @@ impl Size {
             window_chunks: LINK.window_chunks,
             memoryx_memory: 2_400_000_000_000_000,
             whole_tensor_state: None,
+            extra_state_tensors: 0,
         }
     }
 

@@ -5,7 +5,7 @@ use std::path::Path;
 use millrace_emulator::kernels::Simd;
 use millrace_emulator::optimizers::{MAX_STATE_TENSORS, UpdateArrays, UpdateStep, optimizer};
 use millrace_emulator::plan::StateShape;
-use millrace_params::OptimizerKind;
+use millrace_params::{MomentumSchedule, OptimizerKind};
 
 /// Sizes of the recorded runs.
 const STEPS: u64 = 20;
@@ -15,6 +15,10 @@ const LEARNING_RATE: f64 = 0.01;
 struct Case {
     optimizer: OptimizerKind,
     weight_decay: f64,
+    #[serde(default)]
+    momentum_schedule: Option<MomentumSchedule>,
+    #[serde(default)]
+    maximize: bool,
     shape: Vec<usize>,
     /// After the last step.
     weights: Vec<f32>,
@@ -50,8 +54,13 @@ fn train(case: &Case) -> Vec<f32> {
             });
             let (weights, gradient) = (&mut weights[piece.clone()], &gradient[piece.clone()]);
             let arrays = UpdateArrays { weights, gradient, state, shape: &case.shape };
-            let step =
-                UpdateStep { step, learning_rate: LEARNING_RATE, weight_decay: case.weight_decay, gradient_scale: 1.0 };
+            let step = UpdateStep {
+                step,
+                learning_rate: LEARNING_RATE,
+                weight_decay: case.weight_decay,
+                gradient_scale: if case.maximize { -1.0 } else { 1.0 },
+                momentum_schedule: case.momentum_schedule.as_ref(),
+            };
             optimizer.update(Simd::detect(), &step, arrays);
         }
     }
@@ -64,7 +73,9 @@ fn twenty_steps_of_every_optimizer_agree_with_pytorch() {
     let cases: Vec<Case> = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
     let mut names: Vec<&str> = cases.iter().map(|case| case.optimizer.name()).collect();
     names.dedup();
-    assert_eq!(names, ["adamw", "adam", "sgd", "lion", "rmsprop", "adagrad", "nadam", "radam", "lamb", "adafactor"]);
+    let expected =
+        ["adamw", "adam", "sgd", "lion", "rmsprop", "adagrad", "nadam", "radam", "adamax", "adadelta", "lamb"];
+    assert_eq!(names, [&expected[..], &["adafactor"]].concat());
     for case in &cases {
         for (element, (weight, recorded)) in train(case).iter().zip(&case.weights).enumerate() {
             let difference = (weight - recorded).abs();

@@ -98,6 +98,7 @@ impl Fixture {
                 window_chunks: 8,
                 memoryx_memory: u64::MAX,
                 whole_tensor_state: None,
+                extra_state_tensors: 0,
             })
             .unwrap(),
         )
@@ -198,12 +199,14 @@ impl Optimizer {
                     eps: number(&self.settings["eps"]),
                     correct_bias: true,
                     epsilon_hat: false,
+                    amsgrad: false,
                 };
                 let step = UpdateStep {
                     step: step as u64 + 1,
                     learning_rate: rate,
                     weight_decay: if decays { number(&self.settings["weight_decay"]) } else { 0.0 },
                     gradient_scale: scale,
+                    momentum_schedule: None,
                 };
                 let [m, v] = [&mut self.first, &mut self.second].map(|state| &mut state[id][range.clone()]);
                 let (weights, gradient) = (&mut weights[id][range.clone()], &gradients[id][range.clone()]);

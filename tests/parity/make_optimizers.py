@@ -9,10 +9,13 @@ arXiv:1904.00962, algorithm 2).
 """
 
 import argparse
+import inspect
 import json
 import math
+from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import torch
 from transformers.optimization import Adafactor
 
@@ -65,12 +68,27 @@ class Lamb(torch.optim.Optimizer):
 
 
 BETAS = (0.9, 0.95)
+ADAM = {"betas": BETAS, "eps": 1e-8, "correct_bias": True}
+# A second moment that decays so fast that the largest one differs from it.
+AMSGRAD = {"betas": (0.9, 0.5), "amsgrad": True}
 # The settings as a job contains them, and PyTorch's optimizer.
 CASES = [
-    ({"name": "adamw", "betas": BETAS, "eps": 1e-8, "correct_bias": True}, torch.optim.AdamW, {"betas": BETAS}),
-    ({"name": "adam", "betas": BETAS, "eps": 1e-8, "correct_bias": True}, torch.optim.Adam, {"betas": BETAS}),
+    ({"name": "adamw"} | ADAM, torch.optim.AdamW, {"betas": BETAS}),
+    ({"name": "adamw"} | ADAM | AMSGRAD, torch.optim.AdamW, AMSGRAD),
+    ({"name": "adam"} | ADAM, torch.optim.Adam, {"betas": BETAS}),
+    ({"name": "adam"} | ADAM | AMSGRAD, torch.optim.Adam, AMSGRAD),
     ({"name": "sgd", "momentum": 0.0}, torch.optim.SGD, {}),
     ({"name": "sgd", "momentum": 0.9}, torch.optim.SGD, {"momentum": 0.9}),
+    (
+        {"name": "sgd", "momentum": 0.9, "dampening": 0.25},
+        torch.optim.SGD,
+        {"momentum": 0.9, "dampening": 0.25},
+    ),
+    (
+        {"name": "sgd", "momentum": 0.9, "nesterov": True},
+        torch.optim.SGD,
+        {"momentum": 0.9, "nesterov": True},
+    ),
     ({"name": "lion", "betas": BETAS}, Lion, {"betas": BETAS}),
     (
         {"name": "rmsprop", "alpha": 0.9, "eps": 1e-8, "momentum": 0.0, "centered": False},
@@ -88,12 +106,29 @@ CASES = [
         {"alpha": 0.9, "centered": True},
     ),
     (
+        {"name": "rmsprop", "alpha": 0.9, "eps": 1e-8, "momentum": 0.5, "centered": True},
+        torch.optim.RMSprop,
+        {"alpha": 0.9, "momentum": 0.5, "centered": True},
+    ),
+    (
         {"name": "adagrad", "lr_decay": 0.1, "initial_accumulator_value": 0.5, "eps": 1e-10},
         torch.optim.Adagrad,
         {"lr_decay": 0.1, "initial_accumulator_value": 0.5},
     ),
     ({"name": "nadam", "betas": BETAS, "eps": 1e-8, "momentum_decay": 0.004}, torch.optim.NAdam, {"betas": BETAS}),
+    (
+        {"name": "nadam", "betas": BETAS, "eps": 1e-8, "momentum_decay": 0.004, "decoupled_weight_decay": True},
+        torch.optim.NAdam,
+        {"betas": BETAS, "decoupled_weight_decay": True},
+    ),
     ({"name": "radam", "betas": BETAS, "eps": 1e-8}, torch.optim.RAdam, {"betas": BETAS}),
+    (
+        {"name": "radam", "betas": BETAS, "eps": 1e-8, "decoupled_weight_decay": True},
+        torch.optim.RAdam,
+        {"betas": BETAS, "decoupled_weight_decay": True},
+    ),
+    ({"name": "adamax", "betas": BETAS, "eps": 1e-8}, torch.optim.Adamax, {"betas": BETAS}),
+    ({"name": "adadelta", "rho": 0.9, "eps": 1e-6}, torch.optim.Adadelta, {"rho": 0.9}),
     (
         {"name": "lamb", "betas": BETAS, "eps": 1e-6, "correct_bias": True, "adam": False},
         Lamb,
@@ -116,34 +151,53 @@ def adafactor(clip_threshold: float = 1.0, beta1: float | None = None, scale_par
 CASES += [adafactor(), adafactor(0.5, 0.9), adafactor(scale_parameter=False)]
 # Optimizers with statistics of whole tensors.
 OF_TENSORS = ("lamb", "adafactor")
+# A momentum that changes as OneCycleLR changes it.
+SCHEDULE = {"steps": [0, 6, 19], "values": [0.95, 0.85, 0.95], "curve": "linear"}
+
+
+def momentum(step: int) -> float:
+    return float(np.interp(step - 1, SCHEDULE["steps"], SCHEDULE["values"]))
 
 
 def train(
-    optimizer: type[torch.optim.Optimizer], shape: tuple[int, ...], weight_decay: float, settings: dict
+    optimizer: type[torch.optim.Optimizer],
+    shape: tuple[int, ...],
+    weight_decay: float,
+    settings: dict,
+    is_scheduled: bool = False,
 ) -> list[float]:
     weights = initial(shape).requires_grad_()
     optimizer = optimizer([weights], lr=RATE, weight_decay=weight_decay, **settings)
+    (group,) = optimizer.param_groups
     for step in range(1, STEPS + 1):
+        if is_scheduled and "betas" in group:
+            group["betas"] = (momentum(step), group["betas"][1])
+        elif is_scheduled:
+            group["momentum"] = momentum(step)
         weights.grad = gradient(shape, step)
         optimizer.step()
     return weights.flatten().tolist()
 
 
+def cases() -> Iterator[dict]:
+    for job, optimizer, settings in CASES:
+        for shape in (VECTOR, MATRIX, MATRICES) if job["name"] in OF_TENSORS else (VECTOR,):
+            for weight_decay in (0.0, 0.1):
+                weights = train(optimizer, shape, weight_decay, settings)
+                yield {"optimizer": job, "weight_decay": weight_decay, "shape": shape, "weights": weights}
+        if settings.keys() & {"momentum", "betas"}:
+            weights = train(optimizer, VECTOR, 0.1, settings, is_scheduled=True)
+            scheduled = {"optimizer": job, "weight_decay": 0.1, "momentum_schedule": SCHEDULE}
+            yield scheduled | {"shape": VECTOR, "weights": weights}
+        if "maximize" in inspect.signature(optimizer).parameters:
+            weights = train(optimizer, VECTOR, 0.1, settings | {"maximize": True})
+            yield {"optimizer": job, "weight_decay": 0.1, "maximize": True, "shape": VECTOR, "weights": weights}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("file", type=Path)
-    cases = [
-        {
-            "optimizer": job,
-            "weight_decay": weight_decay,
-            "shape": shape,
-            "weights": train(optimizer, shape, weight_decay, settings),
-        }
-        for job, optimizer, settings in CASES
-        for shape in ((VECTOR, MATRIX, MATRICES) if job["name"] in OF_TENSORS else (VECTOR,))
-        for weight_decay in (0.0, 0.1)
-    ]
-    lines = ",\n".join(json.dumps(case) for case in cases)
+    lines = ",\n".join(json.dumps(case) for case in cases())
     parser.parse_args().file.write_text(f"[\n{lines}\n]\n")
 
 

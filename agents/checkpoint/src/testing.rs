@@ -137,6 +137,7 @@ pub fn plan_of(graph: Graph, groups: usize, max_elements: usize) -> StreamPlan {
         leaves_per_round: 2,
         tiles: 1,
         whole_tensor_state: None,
+        extra_state_tensors: 0,
         down_train: Vec::new(),
         down_eval: Vec::new(),
         up: Vec::new(),

@@ -6,7 +6,7 @@
 
 use crate::job::{
     AnnealStrategy, CsvRows, Fan, ImageFormat, LineRows, LogLevel, LossScaling, LossSpikeAction, MaskGrowth, Mode,
-    ModelFamily, Nonlinearity, Norm, ScalingDistribution, TfRecordRows, TokenType, TokenizerName,
+    ModelFamily, MomentumCurve, Nonlinearity, Norm, ScalingDistribution, TfRecordRows, TokenType, TokenizerName,
 };
 
 /// The keywords of one key.
@@ -459,6 +459,11 @@ pub(crate) static CYCLE_MODES: Keywords<CycleMode> = Keywords {
 
 pub(crate) static ANNEAL_STRATEGIES: Keywords<AnnealStrategy> =
     Keywords { values: &[("cos", AnnealStrategy::Cosine), ("linear", AnnealStrategy::Linear)], unsupported: &[] };
+
+pub(crate) static MOMENTUM_CURVES: Keywords<MomentumCurve> = Keywords {
+    values: &[("constant", MomentumCurve::Constant), ("linear", MomentumCurve::Linear), ("cos", MomentumCurve::Cosine)],
+    unsupported: &[],
+};
 
 pub(crate) static MODES: Keywords<Mode> = Keywords { values: Mode::NAMES, unsupported: &[] };
 

@@ -43,8 +43,9 @@ pub use appliance::{
 pub use document::{
     AttentionParams, DropFractionParams, DropFractionSetting, EpsSetting, ImageSize, ImageTransformParams,
     InitializerParams, InitializerSetting, InputParams, LearningRateScaleParams, LearningRateSetting, MaskUpdateParams,
-    MicroBatchRange, MicroBatchSetting, MixtureParams, ModelParams, NestedSchedules, OneOrMany, OptimizerGroupParams,
-    OptimizerParams, Params, RotaryScalingParams, RunParams, SampleTransformParams, ScheduleParams, SparsityParams,
+    MicroBatchRange, MicroBatchSetting, MixtureParams, ModelParams, MomentumScheduleParams, NestedSchedules, OneOrMany,
+    OptimizerGroupParams, OptimizerParams, Params, RotaryScalingParams, RunParams, SampleTransformParams,
+    ScheduleParams, SparsityParams,
 };
 pub use error::{ParamsError, ParamsProblem, ParamsProblemKind};
 pub use job::{
@@ -52,10 +53,11 @@ pub use job::{
     DropFraction, EncoderOptions, EncoderTask, Fan, ImageFormat, ImageNetwork, ImageOptions, ImagePart, ImageShape,
     ImageSource, ImageTransform, InitializerSpec, Initializers, InputSpec, JobSpec, LearningRateScale, LineRows,
     LogLevel, LossScaling, LossSpikeAction, LossSpikeSpec, MaskGrowth, MaskUpdate, MaskingSpec, MixturePart, Mode,
-    ModelFamily, ModelSize, ModelSpec, Nonlinearity, Norm, OptimizerGroup, OptimizerSpec, ParallelBlocks,
-    ParameterFilter, Positions, Precision, ResolveOutput, RotaryPositions, RotaryScaling, RunSpec, ScalingDistribution,
-    Schedule, ScheduleSegment, ScheduleSegmentKind, Seq2SeqDecoder, Seq2SeqOptions, Seq2SeqPositions, SinkTokens,
-    SparsitySpec, Split, TensorSettings, TfRecordRows, TokenType, TokenizerName,
+    ModelFamily, ModelSize, ModelSpec, MomentumCurve, MomentumSchedule, Nonlinearity, Norm, OptimizerGroup,
+    OptimizerSpec, ParallelBlocks, ParameterFilter, Positions, Precision, ResolveOutput, RotaryPositions,
+    RotaryScaling, RunSpec, ScalingDistribution, Schedule, ScheduleSegment, ScheduleSegmentKind, Seq2SeqDecoder,
+    Seq2SeqOptions, Seq2SeqPositions, SinkTokens, SparsitySpec, Split, TensorSettings, TfRecordRows, TokenType,
+    TokenizerName,
 };
 pub use name::{BlobDigest, FileName, InvalidName, LabelName, ObjectName};
 pub use optimizers::OptimizerKind;

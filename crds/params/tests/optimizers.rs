@@ -1,7 +1,7 @@
-//! Resolves the keys of optimizers that need statistics of whole tensors.
+//! Resolves the keys of optimizers.
 
-use millrace_params::OptimizerKind;
-use millrace_params::optimizers::{Adafactor, Lamb};
+use millrace_params::optimizers::{Adadelta, Adafactor, Adam, Lamb, NAdam, RmsProp, Sgd};
+use millrace_params::{MomentumCurve, MomentumSchedule, OptimizerKind};
 
 mod common;
 
@@ -58,6 +58,84 @@ fn keys_of_adafactor_are_checked() {
         ("Adafactor\nrelative_step: true", "optimizer.relative_step is true, and learning_rate is given too"),
         ("Adafactor\nwarmup_init: true", "optimizer.warmup_init is true without relative_step"),
         ("LAMB\nclip_threshold: 1", "optimizer.clip_threshold has no meaning for LAMB"),
+    ] {
+        let report = resolve(&document(lines)).expect_err(lines).report();
+        assert!(report.contains(message), "{lines}: {report}");
+    }
+}
+
+#[test]
+fn settings_of_pytorch_are_read() {
+    assert_eq!(
+        kind("SGD\nmomentum: 0.5\nnesterov: true"),
+        Sgd { momentum: 0.5, dampening: 0.0, nesterov: true }.into()
+    );
+    assert_eq!(
+        kind("SGD\nmomentum: 0.5\ndampening: 1\nuse_nesterov: false"),
+        Sgd { momentum: 0.5, dampening: 1.0, nesterov: false }.into()
+    );
+    // Some tensors have no momentum.
+    kind("SGD\nmomentum: 0.5\ndampening: 0.5\nparams: [{params: x, momentum_schedule: {steps: [0], values: [0]}}]");
+    assert!(matches!(kind("Adam\namsgrad: true"), OptimizerKind::Adam(Adam { amsgrad: true, .. })));
+    assert_eq!(kind("Adadelta\nrho: 0.5"), Adadelta { rho: 0.5, eps: 1e-6 }.into());
+    assert!(matches!(
+        kind("NAdam\ndecoupled_weight_decay: true"),
+        OptimizerKind::NAdam(NAdam { decoupled_weight_decay: true, .. })
+    ));
+    assert!(matches!(
+        kind("RMSprop\nmomentum: 0.5\ncentered: true"),
+        OptimizerKind::RmsProp(RmsProp { centered: true, momentum: 0.5, .. })
+    ));
+    // Files of the model zoo write switches that are off for any optimizer.
+    assert_eq!(kind("Adadelta\namsgrad: false\nnesterov: false\nuse_nesterov: false"), kind("Adadelta"));
+    assert!(!resolve(&document("AdamW")).unwrap().job.optimizer.maximize);
+    assert!(resolve(&document("AdamW\nmaximize: true")).unwrap().job.optimizer.maximize);
+}
+
+#[test]
+fn momentum_of_each_step_is_read() {
+    let text = document("AdamW\nmomentum_schedule: {steps: [0, 5], values: [0.5, 0.75], interpolation: cos}");
+    assert_eq!(
+        resolve(&text).unwrap().job.optimizer.momentum_schedule,
+        Some(MomentumSchedule { steps: vec![0, 5], values: vec![0.5, 0.75], curve: MomentumCurve::Cosine })
+    );
+}
+
+#[test]
+fn keys_of_momentum_are_checked() {
+    let many = format!(
+        "AdamW\nmomentum_schedule: {{steps: {:?}, values: {:?}}}",
+        (0..5000).collect::<Vec<_>>(),
+        vec![0.5; 5000]
+    );
+    for (lines, message) in [
+        ("SGD\nmomentum: -0.5", "optimizer.momentum is -0.5, which is out of range"),
+        ("SGD\nmomentum: 0.9\ndampening: -0.1", "optimizer.dampening is -0.1, which is out of range"),
+        ("SGD\nmomentum: 0.9\ndampening: .nan", "optimizer.dampening must be a finite number, not .nan"),
+        ("SGD\nnesterov: true", "optimizer.nesterov is true without a momentum"),
+        ("SGD\nuse_nesterov: true", "optimizer.use_nesterov is true without a momentum"),
+        ("SGD\nmomentum: 0.9\nnesterov: true\ndampening: 0.1", "optimizer.dampening is not 0, and Nesterov's"),
+        ("SGD\nmomentum_schedule: {steps: [0], values: [0.5]}", "optimizer.momentum is 0, and there is a"),
+        (
+            "SGD\nmomentum: 0.5\ndampening: 0.5\nmomentum_schedule: {steps: [0, 1], values: [0, 0.5]}",
+            "optimizer.dampening is not 0, and a momentum_schedule begins with 0",
+        ),
+        ("RMSprop\nparams: [{params: x, momentum_schedule: {steps: [0], values: [0.5]}}]", "optimizer.momentum is 0"),
+        ("Adagrad\nmomentum_schedule: {steps: [0], values: [0.5]}", "momentum_schedule has no meaning for Adagrad"),
+        (
+            "Adagrad\nparams: [{params: x, momentum_schedule: {steps: [0], values: [0.5]}}]",
+            "optimizer.params[0].momentum_schedule has no meaning for adagrad",
+        ),
+        ("AdamW\nmomentum_schedule: {steps: [0]}", "optimizer.momentum_schedule.values is missing"),
+        ("AdamW\nmomentum_schedule: {steps: [0], values: [1]}", "momentum_schedule.values.0 is 1, which is out of"),
+        ("AdamW\nmomentum_schedule: {steps: [0, 1], values: [0.5, .nan]}", "must be a finite number, not .nan"),
+        ("AdamW\nmomentum_schedule: {steps: [0, 1], values: [0.5]}", "values has 1 numbers for 2 steps"),
+        ("AdamW\nmomentum_schedule: {steps: [], values: []}", "momentum_schedule.steps are not ascending from 0"),
+        ("AdamW\nmomentum_schedule: {steps: [1], values: [0.5]}", "momentum_schedule.steps are not ascending from 0"),
+        ("AdamW\nmomentum_schedule: {steps: [0, 2, 2], values: [0.5, 0.6, 0.7]}", "steps are not ascending from 0"),
+        ("Adadelta\nrho: 1", "optimizer.rho is 1, which is out of range"),
+        ("Adadelta\namsgrad: true", "optimizer.amsgrad has no meaning for Adadelta"),
+        (many.as_str(), "optimizer.momentum_schedule.steps has 5000 numbers"),
     ] {
         let report = resolve(&document(lines)).expect_err(lines).report();
         assert!(report.contains(message), "{lines}: {report}");

@@ -40,13 +40,6 @@ fn omitted_keys_have_model_zoo_defaults() {
 
 /// Each case has one invalid value, with the expected key, line, kind and a word of the hint.
 #[test]
-fn centered_rmsprop_has_no_momentum() {
-    let text = with("optimizer", "optimizer_type: RMSprop\n  momentum: 0.5\n  centered: true");
-    let report = resolve(&text).unwrap_err().report();
-    assert!(report.contains("optimizer.centered") && report.contains("three tensors for each weight"), "{report}");
-}
-
-#[test]
 fn every_check_names_its_key() {
     use ParamsProblemKind::*;
     for (section, line, key, kind, hint) in [
@@ -119,7 +112,7 @@ fn every_check_names_its_key() {
         ("optimizer", "momentum: 0.9", "momentum", Invalid, "leave it out"),
         ("optimizer", "max_gradient_norm: -1", "max_gradient_norm", Invalid, "at least 0"),
         ("optimizer", "max_gradient_value: 1.0", "max_gradient_value", NotSupported, "max_gradient_norm"),
-        ("optimizer", "amsgrad: True", "amsgrad", NotSupported, "false"),
+        ("optimizer", "nesterov: True", "nesterov", Invalid, "leave it out"),
         ("optimizer", "learning_rate: -1", "learning_rate", Invalid, "at least 0"),
         ("optimizer", "learning_rate: []", "learning_rate", Invalid, "at least one"),
         ("runconfig", "mode: fit", "mode", Invalid, "train"),

@@ -29,8 +29,8 @@ fn gpt3_xl_is_understood() {
     assert_eq!(job.model.attention_scale, 1.0 / 128f64.sqrt());
     assert_eq!(job.model.precision, Precision::Bf16);
     assert_eq!((job.model.loss_scaling, job.model.loss_weight), (LossScaling::NumTokens, 1.0));
-    let adamw = OptimizerKind::from(AdamW { betas: [0.9, 0.95], eps: 1e-8, correct_bias: true, epsilon_hat: false });
-    assert_eq!(job.optimizer.kind, adamw);
+    let adamw = AdamW { betas: [0.9, 0.95], eps: 1e-8, correct_bias: true, epsilon_hat: false, amsgrad: false };
+    assert_eq!(job.optimizer.kind, OptimizerKind::from(adamw));
     assert_eq!((job.optimizer.weight_decay, job.optimizer.max_gradient_norm), (0.1, Some(1.0)));
     let schedule = &job.optimizer.schedule;
     assert_eq!(schedule.segments[0].steps, 346);

@@ -6,7 +6,7 @@ use super::{BatchSpec, CompileError, CompileRequest, compile};
 use crate::families;
 use crate::graph::Graph;
 use crate::plan::{DEFAULT_CHUNK_ELEMENTS, StreamPlan};
-use crate::sparsity::{SparsityMasks, whole_tensor_state};
+use crate::sparsity::{SparsityMasks, extra_state_tensors, whole_tensor_state};
 
 /// Builds the graph of a job's model from its params.
 ///
@@ -50,6 +50,7 @@ pub fn request(job: &JobSpec, graph: Graph, appliance: &MachineSpec) -> Result<C
         window_chunks: appliance.link.window_chunks,
         memoryx_memory: appliance.memoryx.bytes_per_copy(),
         whole_tensor_state: whole_tensor_state(job),
+        extra_state_tensors: extra_state_tensors(job),
     })
 }
 
@@ -68,7 +69,7 @@ pub fn compile_job(job: &JobSpec, appliance: &MachineSpec) -> Result<StreamPlan,
 
 #[cfg(test)]
 mod tests {
-    use millrace_params::{FlagOverrides, Params};
+    use millrace_params::{FlagOverrides, OptimizerKind, Params};
 
     use super::*;
     use crate::report::PlanReport;
@@ -101,6 +102,19 @@ mod tests {
             let report = PlanReport::new(&plan, &appliance, job.run.num_csx as u32).unwrap();
             assert!(report.bytes.cs2.wafer.total() <= appliance.wafer.memory_bytes, "{name}");
         }
+    }
+
+    #[test]
+    fn memory_of_a_third_state_tensor_is_planned() {
+        let planned = |job: &JobSpec| {
+            let plan = compile_job(job, &MachineSpec::default()).unwrap();
+            (plan.parameters(), PlanReport::new(&plan, &MachineSpec::default(), 1).unwrap().bytes.memoryx)
+        };
+        let mut job = example("gpt2-tiny");
+        let (parameters, with_two) = planned(&job);
+        let OptimizerKind::AdamW(adamw) = &mut job.optimizer.kind else { panic!("{:?}", job.optimizer) };
+        adamw.amsgrad = true;
+        assert_eq!(planned(&job), (parameters, with_two + 4 * parameters));
     }
 
     #[test]

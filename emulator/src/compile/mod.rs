@@ -17,7 +17,7 @@
 
 use crate::graph::{Graph, NodeId};
 use crate::ops::{layer_flops, node_flops};
-use crate::optimizers::MAX_ELEMENT_STATE_TENSORS;
+use crate::optimizers::PLANNED_STATE_TENSORS;
 use crate::plan::{DEFAULT_CHUNK_ELEMENTS, Encoding, LayerPlan, MachineBytes, StateShape, StreamPlan};
 use crate::rewrite::rewrite;
 
@@ -66,16 +66,18 @@ pub struct CompileRequest {
     pub memoryx_memory: u64,
     /// See [`StreamPlan::whole_tensor_state`].
     pub whole_tensor_state: Option<Vec<StateShape>>,
+    /// See [`StreamPlan::extra_state_tensors`].
+    pub extra_state_tensors: u32,
 }
 
-/// Bytes that MemoryX holds per parameter: weight, gradient and the state of any optimizer of single elements, in f32.
-const BYTES_PER_PARAMETER: u64 = 4 * (2 + MAX_ELEMENT_STATE_TENSORS as u64);
-
-/// Returns the bytes that MemoryX holds of a tensor with these dimensions: weights, gradient and optimizer state.
-pub fn memoryx_bytes(shape: &[usize], whole_tensor_state: Option<&[StateShape]>) -> u64 {
+/// Returns the bytes that MemoryX holds of a tensor with these dimensions: weights, gradient and optimizer state, in f32.
+pub fn memoryx_bytes(shape: &[usize], whole_tensor_state: Option<&[StateShape]>, extra_state_tensors: u32) -> u64 {
     let elements = |dimensions: &[usize]| dimensions.iter().fold(1u64, |all, size| all.saturating_mul(*size as u64));
     let weights = elements(shape);
-    let Some(state) = whole_tensor_state else { return weights.saturating_mul(BYTES_PER_PARAMETER) };
+    let Some(state) = whole_tensor_state else {
+        let values = 2 + PLANNED_STATE_TENSORS as u64 + u64::from(extra_state_tensors);
+        return weights.saturating_mul(4 * values);
+    };
     let state = state.iter().map(|state| elements(&state.dimensions(shape)));
     state.fold(weights.saturating_mul(2), u64::saturating_add).saturating_mul(4)
 }
@@ -97,13 +99,15 @@ pub fn compile(request: CompileRequest) -> Result<StreamPlan, CompileError> {
         window_chunks,
         memoryx_memory,
         whole_tensor_state,
+        extra_state_tensors,
     } = request;
     graph.validate()?;
     let graph = rewrite(graph);
     let eval = eval.unwrap_or(train);
     train.check("train_input")?;
     eval.check("eval_input")?;
-    let bytes = graph.tensors.iter().map(|tensor| memoryx_bytes(&tensor.shape, whole_tensor_state.as_deref()));
+    let state = whole_tensor_state.as_deref();
+    let bytes = graph.tensors.iter().map(|tensor| memoryx_bytes(&tensor.shape, state, extra_state_tensors));
     let needed = bytes.fold(0, u64::saturating_add);
     if needed > memoryx_memory {
         return Err(CompileError::MemoryXTooSmall { needed, available: memoryx_memory });
@@ -139,6 +143,7 @@ pub fn compile(request: CompileRequest) -> Result<StreamPlan, CompileError> {
         leaves_per_round: fit.leaves_per_round,
         tiles: fit.tiles,
         whole_tensor_state,
+        extra_state_tensors,
         down_train: orders.down_train,
         down_eval: orders.down_eval,
         up: orders.up,

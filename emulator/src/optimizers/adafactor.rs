@@ -23,7 +23,7 @@ impl Optimizer for Adafactor {
     }
 
     #[cfg(feature = "kernels")]
-    fn update(&self, simd: crate::kernels::Simd, step: &super::UpdateStep, arrays: super::UpdateArrays<'_>) {
+    fn update(&self, simd: crate::kernels::Simd, step: &super::UpdateStep<'_>, arrays: super::UpdateArrays<'_>) {
         run::update(self, simd, step, arrays);
     }
 }
@@ -74,7 +74,7 @@ mod run {
         }
     }
 
-    pub fn update(adafactor: &Adafactor, simd: Simd, step: &UpdateStep, arrays: UpdateArrays<'_>) {
+    pub fn update(adafactor: &Adafactor, simd: Simd, step: &UpdateStep<'_>, arrays: UpdateArrays<'_>) {
         let UpdateArrays { weights, gradient, state: [rows, columns, momentum], shape } = arrays;
         assert_eq!(gradient.len(), weights.len());
         let extent = Extent::of(shape);
@@ -262,7 +262,7 @@ mod tests {
     }
 
     impl OptimizerTests for Adafactor {
-        fn reference_tensor(&self, step: &UpdateStep, tensor: &mut TensorF64, gradient: &[f64]) {
+        fn reference_tensor(&self, step: &UpdateStep<'_>, tensor: &mut TensorF64, gradient: &[f64]) {
             let TensorF64 { shape, weights, state } = tensor;
             let beta2 = 1.0 - (step.step as f64).powf(self.decay_rate);
             let squares: Vec<f64> = gradient.iter().map(|g| g * g + self.eps[0]).collect();

@@ -11,7 +11,7 @@ impl Optimizer for Adagrad {
     }
 
     #[cfg(feature = "kernels")]
-    fn update(&self, simd: crate::kernels::Simd, step: &super::UpdateStep, arrays: super::UpdateArrays<'_>) {
+    fn update(&self, simd: crate::kernels::Simd, step: &super::UpdateStep<'_>, arrays: super::UpdateArrays<'_>) {
         let super::UpdateArrays { weights, gradient, state: [v, ..], .. } = arrays;
         if step.step <= 1 {
             v.fill(self.initial_accumulator_value as f32);
@@ -58,7 +58,7 @@ mod tests {
     use crate::optimizers::testing::OptimizerTests;
 
     impl OptimizerTests for Adagrad {
-        fn reference(&self, step: &UpdateStep, weight: &mut f64, gradient: f64, state: &mut [f64]) {
+        fn reference(&self, step: &UpdateStep<'_>, weight: &mut f64, gradient: f64, state: &mut [f64]) {
             let gradient = gradient + step.weight_decay * *weight;
             let before = if step.step == 1 { self.initial_accumulator_value } else { state[0] };
             state[0] = before + gradient * gradient;

@@ -18,9 +18,9 @@ impl Optimizer for Lamb {
     }
 
     #[cfg(feature = "kernels")]
-    fn update(&self, simd: crate::kernels::Simd, step: &super::UpdateStep, arrays: super::UpdateArrays<'_>) {
+    fn update(&self, simd: crate::kernels::Simd, step: &super::UpdateStep<'_>, arrays: super::UpdateArrays<'_>) {
         let super::UpdateArrays { weights, gradient, state: [m, v, ..], .. } = arrays;
-        let [beta1, beta2] = self.betas;
+        let (beta1, beta2) = (step.momentum(self.betas[0]), self.betas[1]);
         let correction = |beta: f64| if self.correct_bias { 1.0 - libm::pow(beta, step.step as f64) } else { 1.0 };
         let scalars = run::Scalars {
             gradient_scale: step.gradient_scale,
@@ -107,8 +107,8 @@ mod tests {
     use crate::optimizers::testing::{OptimizerTests, TensorF64};
 
     impl OptimizerTests for Lamb {
-        fn reference_tensor(&self, step: &UpdateStep, tensor: &mut TensorF64, gradient: &[f64]) {
-            let [beta1, beta2] = self.betas;
+        fn reference_tensor(&self, step: &UpdateStep<'_>, tensor: &mut TensorF64, gradient: &[f64]) {
+            let (beta1, beta2) = (step.momentum(self.betas[0]), self.betas[1]);
             let correction = |beta: f64| if self.correct_bias { 1.0 - beta.powi(step.step as i32) } else { 1.0 };
             let [m, v, ..] = tensor.state.as_mut_slice() else { panic!("two moments") };
             let mut update = Vec::new();

@@ -10,9 +10,9 @@ impl Optimizer for Lion {
     }
 
     #[cfg(feature = "kernels")]
-    fn update(&self, simd: crate::kernels::Simd, step: &super::UpdateStep, arrays: super::UpdateArrays<'_>) {
+    fn update(&self, simd: crate::kernels::Simd, step: &super::UpdateStep<'_>, arrays: super::UpdateArrays<'_>) {
         let super::UpdateArrays { weights, gradient, state: [m, ..], .. } = arrays;
-        let [beta1, beta2] = self.betas;
+        let (beta1, beta2) = (step.momentum(self.betas[0]), self.betas[1]);
         let scalars = run::Scalars {
             gradient_scale: step.gradient_scale,
             keep: (1.0 - step.learning_rate * step.weight_decay) as f32,
@@ -63,8 +63,8 @@ mod tests {
     use crate::optimizers::testing::OptimizerTests;
 
     impl OptimizerTests for Lion {
-        fn reference(&self, step: &UpdateStep, weight: &mut f64, gradient: f64, state: &mut [f64]) {
-            let [beta1, beta2] = self.betas;
+        fn reference(&self, step: &UpdateStep<'_>, weight: &mut f64, gradient: f64, state: &mut [f64]) {
+            let (beta1, beta2) = (step.momentum(self.betas[0]), self.betas[1]);
             let direction = beta1 * state[0] + (1.0 - beta1) * gradient;
             *weight *= 1.0 - step.learning_rate * step.weight_decay;
             *weight -= step.learning_rate * direction.signum();

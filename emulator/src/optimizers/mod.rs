@@ -12,15 +12,17 @@
 
 use std::fmt::Debug;
 
-use millrace_params::OptimizerKind;
+use millrace_params::{MomentumSchedule, OptimizerKind};
 
 #[cfg(feature = "kernels")]
 use crate::kernels::Simd;
 use crate::plan::StateShape;
 
+mod adadelta;
 mod adafactor;
 mod adagrad;
 mod adam;
+mod adamax;
 mod lamb;
 mod lion;
 mod nadam;
@@ -30,9 +32,9 @@ mod sgd;
 
 /// Maximum state tensors of an optimizer.
 pub const MAX_STATE_TENSORS: usize = 3;
-/// Maximum state tensors of an optimizer that updates single elements. The memory and the bandwidth of MemoryX are
-/// planned for this many, whichever of these optimizers a job has.
-pub const MAX_ELEMENT_STATE_TENSORS: usize = 2;
+/// State tensors that the memory and the bandwidth of MemoryX are planned for at least, if an optimizer updates single
+/// elements. Plans of almost all optimizers are the same.
+pub const PLANNED_STATE_TENSORS: usize = 2;
 
 /// State and arithmetic of an optimizer.
 pub trait Optimizer: Debug + Send + Sync {
@@ -52,20 +54,40 @@ pub trait Optimizer: Debug + Send + Sync {
     /// # Panics
     /// If the lengths of the arrays do not fit each other.
     #[cfg(feature = "kernels")]
-    fn update(&self, simd: Simd, step: &UpdateStep, arrays: UpdateArrays<'_>);
+    fn update(&self, simd: Simd, step: &UpdateStep<'_>, arrays: UpdateArrays<'_>);
 }
 
 /// What an update needs to know of its step.
 #[derive(Clone, Copy, Debug)]
-pub struct UpdateStep {
+pub struct UpdateStep<'a> {
     /// Number of the step, from 1.
     pub step: u64,
     /// Learning rate.
     pub learning_rate: f64,
     /// Weight decay; 0 for a tensor to which none applies.
     pub weight_decay: f64,
-    /// Factor on the gradient: loss scaling, and clipping by the global norm.
+    /// Factor on the gradient: loss scaling, clipping by the global norm, and -1 if the loss is maximized.
     pub gradient_scale: f32,
+    /// The momentum of each step; `None` for that of the optimizer at every step.
+    pub momentum_schedule: Option<&'a MomentumSchedule>,
+}
+
+impl UpdateStep<'_> {
+    /// Returns the momentum, or the decay rate of the first moment, at this step; `constant` without a schedule.
+    pub fn momentum(&self, constant: f64) -> f64 {
+        self.momentum_at(self.step, constant)
+    }
+
+    /// Returns the share of the weights that is added to the gradient, and the factor on the weights.
+    #[cfg(feature = "kernels")]
+    fn decay(&self, is_decoupled: bool) -> [f64; 2] {
+        if is_decoupled { [0.0, 1.0 - self.learning_rate * self.weight_decay] } else { [self.weight_decay, 1.0] }
+    }
+
+    /// Returns the momentum at a step that counts from 1.
+    fn momentum_at(&self, step: u64, constant: f64) -> f64 {
+        self.momentum_schedule.map_or(constant, |schedule| schedule.at(step.saturating_sub(1)))
+    }
 }
 
 /// A piece of a tensor with its gradient and state.
@@ -130,6 +152,8 @@ optimizers! {
     adagrad::Adagrad,
     nadam::NAdam,
     radam::RAdam,
+    adamax::Adamax,
+    adadelta::Adadelta,
     lamb::Lamb,
     adafactor::Adafactor,
 }

@@ -1,5 +1,6 @@
 //! RMSprop: g ← g + decay·w, v ← αv + (1-α)g², d ← g / (√v + ε), w ← w - lr·d. With momentum b ← momentum·b + d and
-//! w ← w - lr·b. Centered: a ← αa + (1-α)g, and √(v - a²) in place of √v.
+//! w ← w - lr·b; at a step at which a schedule has the momentum 0, b does not change. Centered: a ← αa + (1-α)g, and
+//! √(v - a²) in place of √v.
 
 use millrace_params::optimizers::RmsProp;
 
@@ -8,27 +9,31 @@ use super::Optimizer;
 impl Optimizer for RmsProp {
     fn state(&self) -> &'static [&'static str] {
         match (self.centered, self.momentum > 0.0) {
-            (true, _) => &["v", "a"],
+            (true, true) => &["v", "a", "b"],
+            (true, false) => &["v", "a"],
             (false, true) => &["v", "b"],
             (false, false) => &["v"],
         }
     }
 
     #[cfg(feature = "kernels")]
-    fn update(&self, simd: crate::kernels::Simd, step: &super::UpdateStep, arrays: super::UpdateArrays<'_>) {
-        let super::UpdateArrays { weights, gradient, state: [v, other, ..], .. } = arrays;
+    fn update(&self, simd: crate::kernels::Simd, step: &super::UpdateStep<'_>, arrays: super::UpdateArrays<'_>) {
+        let super::UpdateArrays { weights, gradient, state: [v, second, third], .. } = arrays;
+        // Without momentum, there is no state for it.
+        let momentum = if self.momentum == 0.0 { 0.0 } else { step.momentum(self.momentum) };
         let scalars = run::Scalars {
             gradient_scale: step.gradient_scale,
             weight_decay: step.weight_decay as f32,
             alpha: self.alpha as f32,
             alpha_rest: (1.0 - self.alpha) as f32,
             epsilon: self.eps as f32,
-            momentum: self.momentum as f32,
+            momentum: momentum as f32,
             learning_rate: step.learning_rate as f32,
         };
-        match (self.centered, self.momentum > 0.0) {
-            (true, _) => run::centered(simd, scalars, weights, gradient, v, other),
-            (false, true) => run::with_momentum(simd, scalars, weights, gradient, v, other),
+        match (self.centered, momentum > 0.0) {
+            (true, true) => run::centered_with_momentum(simd, scalars, weights, gradient, v, second, third),
+            (true, false) => run::centered(simd, scalars, weights, gradient, v, second),
+            (false, true) => run::with_momentum(simd, scalars, weights, gradient, v, second),
             (false, false) => run::plain(simd, scalars, weights, gradient, v),
         }
     }
@@ -79,12 +84,32 @@ mod run {
                 let g = s.weight_decay.mul_add(*w, g * s.gradient_scale);
                 *v = s.alpha.mul_add(*v, s.alpha_rest * g * g);
                 *a = s.alpha.mul_add(*a, s.alpha_rest * g);
-                // Rounding can make the variance of a constant gradient slightly negative.
-                let variance = a.mul_add(-*a, *v);
-                let variance = if variance > 0.0 { variance } else { 0.0 };
-                *w = (g / (variance.sqrt() + s.epsilon)).mul_add(-s.learning_rate, *w);
+                *w = (g / (variance(*v, *a).sqrt() + s.epsilon)).mul_add(-s.learning_rate, *w);
             }
         }
+    }
+
+    simd_fn! {
+        pub fn centered_with_momentum(
+            s: Scalars, w: &mut [f32], g: &[f32], v: &mut [f32], a: &mut [f32], b: &mut [f32]
+        ) {
+            assert!(g.len() == w.len() && v.len() == w.len() && a.len() == w.len() && b.len() == w.len());
+            for ((((w, g), v), a), b) in w.iter_mut().zip(g).zip(v).zip(a).zip(b) {
+                let g = s.weight_decay.mul_add(*w, g * s.gradient_scale);
+                *v = s.alpha.mul_add(*v, s.alpha_rest * g * g);
+                *a = s.alpha.mul_add(*a, s.alpha_rest * g);
+                *b = s.momentum.mul_add(*b, g / (variance(*v, *a).sqrt() + s.epsilon));
+                *w = b.mul_add(-s.learning_rate, *w);
+            }
+        }
+    }
+
+    /// Returns the variance from the means of squares and of values. Rounding can make that of constant values slightly
+    /// negative.
+    #[inline(always)]
+    fn variance(squares: f32, mean: f32) -> f32 {
+        let variance = mean.mul_add(-mean, squares);
+        if variance > 0.0 { variance } else { 0.0 }
     }
 }
 
@@ -95,7 +120,7 @@ mod tests {
     use crate::optimizers::testing::OptimizerTests;
 
     impl OptimizerTests for RmsProp {
-        fn reference(&self, step: &UpdateStep, weight: &mut f64, gradient: f64, state: &mut [f64]) {
+        fn reference(&self, step: &UpdateStep<'_>, weight: &mut f64, gradient: f64, state: &mut [f64]) {
             let gradient = gradient + step.weight_decay * *weight;
             state[0] = self.alpha * state[0] + (1.0 - self.alpha) * gradient * gradient;
             let mut variance = state[0];
@@ -104,15 +129,21 @@ mod tests {
                 variance -= state[1] * state[1];
             }
             let mut direction = gradient / (variance.sqrt() + self.eps);
-            if self.momentum > 0.0 {
-                state[1] = self.momentum * state[1] + direction;
-                direction = state[1];
+            if self.momentum > 0.0
+                && let Some(buffer) = state.last_mut()
+            {
+                *buffer = step.momentum(self.momentum) * *buffer + direction;
+                direction = *buffer;
             }
             *weight -= step.learning_rate * direction;
         }
 
+        fn has_momentum(&self) -> bool {
+            self.momentum > 0.0
+        }
+
         fn cases() -> Vec<Self> {
-            let settings = [(0.0, false), (0.9, false), (0.0, true)];
+            let settings = [(0.0, false), (0.9, false), (0.0, true), (0.9, true)];
             settings.map(|(momentum, centered)| RmsProp { alpha: 0.9, eps: 1e-8, momentum, centered }).into()
         }
     }

@@ -69,7 +69,7 @@ fn shard_bytes(plan: &StreamPlan, placement: &Placement) -> Vec<u64> {
     for (id, group) in plan.groups.iter().enumerate() {
         let shapes = group.tensors.iter().map(|(tensor, _)| plan.graph.tensors[*tensor].shape.as_slice());
         let state = plan.whole_tensor_state.as_deref();
-        let bytes: u64 = shapes.map(|shape| memoryx_bytes(shape, state)).sum();
+        let bytes: u64 = shapes.map(|shape| memoryx_bytes(shape, state, plan.extra_state_tensors)).sum();
         // Groups are divided among shards by elements, except those that one shard owns as a whole.
         for chunk in group.chunks.clone() {
             let elements = plan.chunks[chunk].elements as u64;

@@ -17,7 +17,7 @@ use millrace_params::{JobSpec, MaskUpdate, ParameterFilter, SparsitySpec};
 
 use crate::graph::{Graph, Tensor, TensorId, TensorRole};
 use crate::numerics::random::{hash64, key};
-use crate::optimizers::optimizer;
+use crate::optimizers::{PLANNED_STATE_TENSORS, optimizer};
 use crate::plan::StateShape;
 
 mod names;
@@ -51,6 +51,12 @@ pub fn whole_tensor_state(job: &JobSpec) -> Option<Vec<StateShape>> {
     let mut shapes = optimizer_state.map_or_else(full, <[_]>::to_vec);
     shapes.push(StateShape::Full);
     Some(shapes)
+}
+
+/// Returns the number of state tensors of a job that updates single elements beyond those of every plan.
+pub fn extra_state_tensors(job: &JobSpec) -> u32 {
+    let state = if whole_tensor_state(job).is_some() { &[] } else { optimizer(&job.optimizer.kind).state() };
+    state.len().saturating_sub(PLANNED_STATE_TENSORS) as u32
 }
 
 /// A sparsity that does not fit the model.

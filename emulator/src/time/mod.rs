@@ -17,7 +17,7 @@ use std::collections::BTreeMap;
 use millrace_params::MachineSpec;
 use serde::{Deserialize, Serialize};
 
-use crate::optimizers::MAX_ELEMENT_STATE_TENSORS;
+use crate::optimizers::PLANNED_STATE_TENSORS;
 use crate::placement::{Placement, PlacementError, PlacementMembers, swarm_nodes};
 use crate::plan::{DEFAULT_CHUNK_ELEMENTS, StateShape, StreamPlan};
 use crate::wafer::WaferModel;
@@ -34,7 +34,7 @@ pub use published_results::{
 /// and state. An optimizer with sums over whole tensors reads all of them twice.
 fn update_bytes(plan: &StreamPlan) -> f64 {
     let values = match &plan.whole_tensor_state {
-        None => 3 + 2 * MAX_ELEMENT_STATE_TENSORS,
+        None => 3 + 2 * (PLANNED_STATE_TENSORS + plan.extra_state_tensors as usize),
         // State of rows and columns has far fewer elements than the weights.
         Some(state) => 5 + 3 * state.iter().filter(|shape| **shape == StateShape::Full).count(),
     };

@@ -152,6 +152,7 @@ impl PublishedResult {
             window_chunks: appliance.link.window_chunks,
             memoryx_memory: appliance.memoryx.bytes_per_copy(),
             whole_tensor_state: None,
+            extra_state_tensors: 0,
         })
         .ok()
     }

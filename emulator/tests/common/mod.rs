@@ -58,6 +58,7 @@ pub fn plan(graph: Graph, train: BatchSpec, encoding: Encoding, wafer_memory: u6
         window_chunks: 8,
         memoryx_memory: u64::MAX,
         whole_tensor_state: None,
+        extra_state_tensors: 0,
     };
     Arc::new(compile(request).unwrap())
 }
@@ -79,6 +80,7 @@ pub fn recomputing(graph: Graph, train: BatchSpec) -> Arc<StreamPlan> {
             window_chunks: 8,
             memoryx_memory,
             whole_tensor_state: None,
+            extra_state_tensors: 0,
         };
         match compile(request) {
             Ok(plan) if plan.layers.iter().any(|layer| layer.recompute) => return Arc::new(plan),

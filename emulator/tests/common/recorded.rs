@@ -15,7 +15,7 @@ use serde_json::Value;
 use super::common::{Elements, LARGE, Samples, device, plan, step};
 
 /// The settings of the recorded runs.
-const ADAMW: AdamW = AdamW { betas: [0.9, 0.95], eps: 1e-8, correct_bias: true, epsilon_hat: false };
+const ADAMW: AdamW = AdamW { betas: [0.9, 0.95], eps: 1e-8, correct_bias: true, epsilon_hat: false, amsgrad: false };
 pub const LEARNING_RATE: f64 = 1e-2;
 const WEIGHT_DECAY: f64 = 0.1;
 
@@ -110,6 +110,7 @@ impl Recorded {
                         learning_rate: LEARNING_RATE,
                         weight_decay: if decays { WEIGHT_DECAY } else { 0.0 },
                         gradient_scale: (1.0 / divisor) as f32,
+                        momentum_schedule: None,
                     };
                     let [m, v] = moments.each_mut().map(|moment| &mut moment[id][range.clone()]);
                     let (weights, gradient) = (&mut weights[id][range.clone()], &gradients[id][range.clone()]);

@@ -10,8 +10,8 @@ use millrace_crds::{ApplianceSpec, ResolvedJob, TrainJob};
 use millrace_params::{BlobDigest, FlagOverrides, JobSpec, MachineSpec, Params, PhasedParams};
 use serde_json::Value;
 
-/// Parses a params file, which may continue its own model, evaluates its learning rate, and parses the same bytes as an
-/// appliance.
+/// Parses a params file, which may continue its own model, evaluates its learning rate and momentum, and parses the same
+/// bytes as an appliance.
 pub fn params(bytes: &[u8]) {
     let Ok(text) = std::str::from_utf8(bytes) else { return };
     let resolve = |params: &Params, overrides: &FlagOverrides| params.resolve(overrides);
@@ -20,6 +20,7 @@ pub fn params(bytes: &[u8]) {
     for resolved in phases.unwrap_or_default() {
         for step in [0, 1, 1000, u64::MAX] {
             resolved.job.optimizer.schedule.at(step);
+            resolved.job.optimizer.momentum_schedule(Some(0)).map(|momentum| momentum.at(step));
         }
         let json = resolved.job.to_json();
         assert_eq!(JobSpec::from_json(&json).expect("a job reads back"), resolved.job);

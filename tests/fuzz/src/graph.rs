@@ -52,6 +52,7 @@ fn compute(graph: Graph) {
         window_chunks: 8,
         memoryx_memory: u64::MAX,
         whole_tensor_state: None,
+        extra_state_tensors: 0,
     };
     let Ok(plan) = compile(request).map(Arc::new) else { return };
     let options = DeviceOptions { seed: 1, threads: 1, simd: Simd::detect(), leaves: plan.leaves.count as usize };

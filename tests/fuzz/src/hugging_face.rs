@@ -102,6 +102,7 @@ fn classifier_plan() -> StreamPlan {
         window_chunks: 8,
         memoryx_memory: u64::MAX,
         whole_tensor_state: None,
+        extra_state_tensors: 0,
     };
     compile(request).expect("a plan")
 }

@@ -29,6 +29,7 @@ fn plan() -> StreamPlan {
         window_chunks: 8,
         memoryx_memory: u64::MAX,
         whole_tensor_state: None,
+        extra_state_tensors: 0,
     })
     .unwrap()
 }

@@ -58,6 +58,7 @@ pub fn plan(random: &mut Random) -> StreamPlan {
         leaves_per_round: random.pick(&[1, 1, 1, 2, 3, 5]).unwrap_or(1),
         tiles: 1,
         whole_tensor_state: None,
+        extra_state_tensors: 0,
         down_train: Vec::new(),
         down_eval: Vec::new(),
         up: Vec::new(),

@@ -8,6 +8,7 @@
 mod image;
 mod input;
 mod model;
+mod momentum;
 mod optimizer;
 mod pretrained;
 mod run;
@@ -18,6 +19,7 @@ mod unions;
 pub use image::{ImageSize, ImageTransformParams};
 pub use input::{InputParams, MixtureParams, SampleTransformParams};
 pub use model::{AttentionParams, ModelParams, RotaryScalingParams};
+pub use momentum::MomentumScheduleParams;
 pub use optimizer::{LearningRateScaleParams, OptimizerGroupParams, OptimizerParams};
 pub use run::RunParams;
 pub use schedule::{NestedSchedules, ScheduleParams};

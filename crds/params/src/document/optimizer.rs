@@ -3,7 +3,7 @@
 //! Lists the keys that Millrace uses, keys that only configure the real machine (`ignored`), and keys that are rejected
 //! with a remedy (`unsupported`). `section!` generates the type, the schema and the reader.
 
-use super::{EpsSetting, LearningRateSetting, OneOrMany};
+use super::{EpsSetting, LearningRateSetting, MomentumScheduleParams, OneOrMany};
 use crate::keys::SectionReference;
 use crate::keys::facts::{alias_of, default, no_effect, otherwise, required, required_if};
 use crate::optimizers::OPTIMIZERS;
@@ -16,7 +16,8 @@ section! {
         optimizer_type: String = required_if("`beta1` is omitted; with it, the default is `Adam`").one_of(&OPTIMIZERS),
         /// Learning rate: a number, one schedule, or a list of schedules that follow each other.
         learning_rate: LearningRateSetting = required_if("`relative_step` is false"),
-        /// Decay rates of the two moments of Adam, AdamW, NAdam, RAdam and LAMB; for Lion, of direction and momentum.
+        /// Decay rates of the two moments of Adam, AdamW, NAdam, RAdam and LAMB; for Adamax, of the moment and of the
+        /// largest gradient; for Lion, of direction and momentum.
         betas: Vec<f64> = otherwise("[0.9, 0.999]; for Lion [0.9, 0.99]"),
         /// Older spelling of the first number of `betas`, also written `beta_1`; for Adafactor, the decay rate of a
         /// mean of updates, which is not kept if `beta1` is omitted.
@@ -26,7 +27,7 @@ section! {
         /// Number added to the denominator of the update. For Adafactor two numbers: one added to the squared gradient,
         /// and the least root mean square of a tensor for `scale_parameter`.
         eps: EpsSetting = otherwise(
-            "1e-6; for RMSprop, NAdam and RAdam 1e-8; for Adagrad 1e-10; for Adafactor [1e-30, 1e-3]"
+            "1e-6; for RMSprop, NAdam, RAdam and Adamax 1e-8; for Adagrad 1e-10; for Adafactor [1e-30, 1e-3]"
         ),
         /// Older spelling of `eps`.
         epsilon: f64 = alias_of("eps"),
@@ -41,11 +42,15 @@ section! {
         /// Whether Adam and AdamW add `eps` before the second moment is corrected, as TensorFlow and Keras do, and as
         /// the "epsilon hat" of the paper about Adam: it is then divided by the root of 1 - beta2^step.
         epsilon_hat: bool = default("false"),
-        /// Momentum of SGD and RMSprop.
+        /// Momentum of SGD and RMSprop. Together with a `momentum_schedule`, it must be more than 0.
         momentum: f64 = default("0"),
+        /// Momentum of each step, in place of `momentum` of SGD and RMSprop, or of the first of `betas`.
+        momentum_schedule: MomentumScheduleParams = otherwise("the same momentum at every step"),
+        /// Share of the gradient that SGD leaves out of its momentum, except in the first step; at most 1.
+        dampening: f64 = default("0"),
         /// Decay rate of RMSprop's mean of squares.
         alpha: f64 = default("0.99"),
-        /// Whether RMSprop subtracts the mean of the gradient from the mean of squares. Not together with `momentum`.
+        /// Whether RMSprop subtracts the mean of the gradient from the mean of squares.
         centered: bool = default("false"),
         /// Decay of Adagrad's learning rate, which is divided by 1 + (step - 1) lr_decay.
         lr_decay: f64 = default("0"),
@@ -53,6 +58,10 @@ section! {
         initial_accumulator_value: f64 = default("0"),
         /// Rate at which NAdam's momentum approaches the first of `betas`.
         momentum_decay: f64 = default("0.004"),
+        /// Whether NAdam and RAdam decay weights as AdamW does, and not as a part of the gradient.
+        decoupled_weight_decay: bool = default("false"),
+        /// Decay rate of Adadelta's means of squares.
+        rho: f64 = default("0.9"),
         /// Whether every trust ratio of LAMB is 1, which is AdamW.
         adam: bool = default("false"),
         /// Maximum root mean square of Adafactor's update of a tensor, to which larger ones are scaled down.
@@ -65,14 +74,14 @@ section! {
         relative_step: bool = default("false"),
         /// Whether the rate of `relative_step` is at most 1e-6 step, instead of at most 0.01.
         warmup_init: bool = default("false"),
-        /// Whether SGD uses Nesterov's momentum.
-        nesterov: bool = default("false").fixed(),
+        /// Whether SGD uses Nesterov's momentum, which needs a `momentum`, and no `dampening`.
+        nesterov: bool = default("false"),
         /// Older spelling of `nesterov`.
         use_nesterov: bool = alias_of("nesterov"),
-        /// Whether Adam uses the largest second moment so far.
-        amsgrad: bool = default("false").fixed(),
+        /// Whether Adam and AdamW divide by the largest second moment so far.
+        amsgrad: bool = default("false"),
         /// Whether the loss is maximized.
-        maximize: bool = default("false").fixed(),
+        maximize: bool = default("false"),
         /// Maximum global norm of the gradient, to which larger gradients are scaled down; 0 for no clipping.
         max_gradient_norm: f64 = default("0"),
         /// Maximum of each value of the gradient; 0 for no clipping.
@@ -121,6 +130,8 @@ section! {
         weight_decay: f64 = otherwise("that of the optimizer, which is not applied to biases and norms"),
         /// Factor of the learning rate.
         learning_rate_factor: f64 = otherwise("that of `adjust_learning_rate`"),
+        /// Momentum of each step.
+        momentum_schedule: MomentumScheduleParams = otherwise("that of the optimizer"),
     }
     ignored {
         /// Name of the group.

@@ -10,6 +10,7 @@ mod encoder;
 mod image;
 mod input;
 mod model;
+mod momentum;
 mod optimizer;
 mod run;
 mod schedule;
@@ -27,6 +28,7 @@ pub use model::{
     DecoderOptions, Fan, InitializerSpec, Initializers, LossScaling, ModelFamily, ModelSize, ModelSpec, Nonlinearity,
     Norm, ParallelBlocks, Positions, Precision, RotaryPositions, RotaryScaling, ScalingDistribution,
 };
+pub use momentum::{MomentumCurve, MomentumSchedule};
 pub use optimizer::{LearningRateScale, OptimizerGroup, OptimizerSpec, TensorSettings};
 pub(crate) use run::default_checkpoint_seconds;
 pub use run::{CheckpointStates, LogLevel, LossSpikeAction, LossSpikeSpec, Mode, RunSpec};

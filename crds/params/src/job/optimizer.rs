@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::Schedule;
+use super::{MomentumSchedule, Schedule};
 use crate::optimizers::OptimizerKind;
 
 /// The optimizer: how a committed step changes the weights.
@@ -17,6 +17,12 @@ pub struct OptimizerSpec {
     pub max_gradient_norm: Option<f64>,
     /// The learning rate of each step.
     pub schedule: Schedule,
+    /// The momentum of each step; `None` for that of the algorithm at every step.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub momentum_schedule: Option<MomentumSchedule>,
+    /// Whether the loss is maximized.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub maximize: bool,
     /// Factors of the learning rate of some tensors.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub learning_rate_scales: Vec<LearningRateScale>,
@@ -36,6 +42,9 @@ pub struct OptimizerGroup {
     /// Factor of the learning rate; `None` for that of the learning rate scales.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub learning_rate_factor: Option<f64>,
+    /// The momentum of each step; `None` for that of the optimizer.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub momentum_schedule: Option<MomentumSchedule>,
 }
 
 /// The settings of one tensor.
@@ -45,6 +54,8 @@ pub struct TensorSettings {
     pub learning_rate_factor: f64,
     /// Weight decay.
     pub weight_decay: f64,
+    /// Index of its group in [`OptimizerSpec::groups`].
+    pub group: Option<usize>,
 }
 
 /// A factor of the learning rate of the tensors whose names match a pattern.
@@ -60,14 +71,23 @@ impl OptimizerSpec {
     /// Returns the settings of a tensor: those of the first group with a matching name, or else of the optimizer.
     /// `decays` is whether weight decay applies to the tensor outside groups.
     pub fn tensor_settings(&self, tensor: &str, decays: bool) -> TensorSettings {
-        let has_tensor = |group: &&OptimizerGroup| group.tensors.iter().any(|pattern| matches(pattern, tensor));
-        let group = self.groups.iter().find(has_tensor);
+        let has_tensor = |group: &OptimizerGroup| group.tensors.iter().any(|pattern| matches(pattern, tensor));
+        let index = self.groups.iter().position(has_tensor);
+        let group = index.and_then(|index| self.groups.get(index));
         let factor = group.and_then(|group| group.learning_rate_factor);
         let decay = group.and_then(|group| group.weight_decay);
         TensorSettings {
             learning_rate_factor: factor.unwrap_or_else(|| self.learning_rate_scale(tensor)),
             weight_decay: decay.unwrap_or(if decays { self.weight_decay } else { 0.0 }),
+            group: index,
         }
+    }
+
+    /// Returns the momentum of each step for the tensors of a group, or for those of none. `None` for that of the
+    /// algorithm at every step.
+    pub fn momentum_schedule(&self, group: Option<usize>) -> Option<&MomentumSchedule> {
+        let group = group.and_then(|index| self.groups.get(index));
+        group.and_then(|group| group.momentum_schedule.as_ref()).or(self.momentum_schedule.as_ref())
     }
 
     /// Returns the first name in a group that matches none of `tensors`.
@@ -110,19 +130,22 @@ mod tests {
         let text = "train_input: {data_processor: GptTokenDataProcessor, data_files: x, batch_size: 8}\n\
             model: {vocab_size: 50257, hidden_size: 64, num_hidden_layers: 2, num_heads: 1}\n\
             optimizer: {optimizer_type: AdamW, learning_rate: 0.1, weight_decay: 0.5, \
+            momentum_schedule: {steps: [0], values: [0.25]}, \
             adjust_learning_rate: {embedding: 2}, params: [{params: wte.weight, weight_decay: 0}, \
-            {params: ['*.bias', wte.weight], learning_rate_factor: 3, weight_decay: 0.25}]}\n\
+            {params: ['*.bias', wte.weight], learning_rate_factor: 3, weight_decay: 0.25, \
+            momentum_schedule: {steps: [0], values: [0.5]}}]}\n\
             runconfig: {max_steps: 1}\n";
         let resolve = |text: &str| Params::parse_yaml(text)?.resolve(&crate::FlagOverrides::default());
         let optimizer = resolve(text).unwrap().job.optimizer;
-        for (tensor, decays, learning_rate_factor, weight_decay) in [
-            ("wte.weight", true, 2.0, 0.0),
-            ("h.0.ln_1.bias", false, 3.0, 0.25),
-            ("h.0.ln_1.weight", false, 1.0, 0.0),
-            ("h.0.attn.qkv.weight", true, 1.0, 0.5),
+        for (tensor, decays, learning_rate_factor, weight_decay, group, momentum) in [
+            ("wte.weight", true, 2.0, 0.0, Some(0), 0.25),
+            ("h.0.ln_1.bias", false, 3.0, 0.25, Some(1), 0.5),
+            ("h.0.ln_1.weight", false, 1.0, 0.0, None, 0.25),
+            ("h.0.attn.qkv.weight", true, 1.0, 0.5, None, 0.25),
         ] {
-            let settings = TensorSettings { learning_rate_factor, weight_decay };
+            let settings = TensorSettings { learning_rate_factor, weight_decay, group };
             assert_eq!(optimizer.tensor_settings(tensor, decays), settings, "{tensor}");
+            assert_eq!(optimizer.momentum_schedule(group).map(|schedule| schedule.at(9)), Some(momentum), "{tensor}");
         }
         assert_eq!(optimizer.unknown_group_member(["wte.weight", "a.bias"].into_iter()), None);
         assert_eq!(optimizer.unknown_group_member(["wte.weight"].into_iter()), Some("*.bias"));

@@ -18,6 +18,9 @@ pub struct Adam {
     /// Whether `eps` is added before the second moment is corrected.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub epsilon_hat: bool,
+    /// Whether the largest second moment so far is used.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub amsgrad: bool,
 }
 
 /// Adam with decoupled weight decay.
@@ -32,11 +35,24 @@ pub struct AdamW {
     /// Whether `eps` is added before the second moment is corrected.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub epsilon_hat: bool,
+    /// Whether the largest second moment so far is used.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub amsgrad: bool,
 }
 
 impl FromParams for Adam {
-    const KEYS: &'static [&'static str] =
-        &["betas", "beta1", "beta2", "eps", "epsilon", "correct_bias", "use_bias_correction", "epsilon_hat"];
+    const KEYS: &'static [&'static str] = &[
+        "betas",
+        "beta1",
+        "beta2",
+        "momentum_schedule",
+        "eps",
+        "epsilon",
+        "correct_bias",
+        "use_bias_correction",
+        "epsilon_hat",
+        "amsgrad",
+    ];
 
     fn from_params(check: &mut ResolveContext<'_>, params: &OptimizerParams) -> Self {
         Self {
@@ -44,6 +60,7 @@ impl FromParams for Adam {
             betas: betas(check, params, [0.9, 0.999]),
             eps: eps(check, params, 1e-6),
             epsilon_hat: params.epsilon_hat.unwrap_or(false),
+            amsgrad: params.amsgrad.unwrap_or(false),
         }
     }
 }
@@ -52,8 +69,8 @@ impl FromParams for AdamW {
     const KEYS: &'static [&'static str] = Adam::KEYS;
 
     fn from_params(check: &mut ResolveContext<'_>, params: &OptimizerParams) -> Self {
-        let Adam { betas, eps, correct_bias, epsilon_hat } = Adam::from_params(check, params);
-        Self { betas, eps, correct_bias, epsilon_hat }
+        let Adam { betas, eps, correct_bias, epsilon_hat, amsgrad } = Adam::from_params(check, params);
+        Self { betas, eps, correct_bias, epsilon_hat, amsgrad }
     }
 }
 

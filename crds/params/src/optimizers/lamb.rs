@@ -21,8 +21,17 @@ pub struct Lamb {
 }
 
 impl FromParams for Lamb {
-    const KEYS: &'static [&'static str] =
-        &["betas", "beta1", "beta2", "eps", "epsilon", "correct_bias", "use_bias_correction", "adam"];
+    const KEYS: &'static [&'static str] = &[
+        "betas",
+        "beta1",
+        "beta2",
+        "momentum_schedule",
+        "eps",
+        "epsilon",
+        "correct_bias",
+        "use_bias_correction",
+        "adam",
+    ];
 
     fn from_params(check: &mut ResolveContext<'_>, params: &OptimizerParams) -> Self {
         Self {

@@ -15,7 +15,7 @@ pub struct Lion {
 }
 
 impl FromParams for Lion {
-    const KEYS: &'static [&'static str] = &["betas", "beta1", "beta2"];
+    const KEYS: &'static [&'static str] = &["betas", "beta1", "beta2", "momentum_schedule"];
 
     fn from_params(check: &mut ResolveContext<'_>, params: &OptimizerParams) -> Self {
         Self { betas: betas(check, params, [0.9, 0.99]) }

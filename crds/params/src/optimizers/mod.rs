@@ -15,9 +15,11 @@ use crate::keywords::Keywords;
 use crate::resolve::ResolveContext;
 use crate::yaml::ParamsSection;
 
+mod adadelta;
 pub(crate) mod adafactor;
 mod adagrad;
 mod adam;
+mod adamax;
 mod lamb;
 mod lion;
 mod nadam;
@@ -57,6 +59,15 @@ macro_rules! optimizers {
                     $(Self::$Name(_) => $name,)*
                 }
             }
+
+            /// Returns whether the algorithm has a momentum, or a decay rate of its first moment, that a
+            /// [`MomentumSchedule`](crate::MomentumSchedule) may change.
+            pub fn has_momentum(&self) -> bool {
+                let keys = match self {
+                    $(Self::$Name(_) => $Name::KEYS,)*
+                };
+                keys.contains(&"momentum_schedule")
+            }
         }
 
         $(impl From<$Name> for OptimizerKind {
@@ -91,7 +102,7 @@ macro_rules! optimizers {
         pub(crate) static OPTIMIZERS: Keywords<OptimizerName> = Keywords {
             values: &[$(($keyword, OptimizerName::$Name),)*],
             unsupported: &[
-                "Adadelta", "Adamax", "ASGD", "Rprop",
+                "ASGD", "Rprop",
             ],
         };
     };
@@ -106,6 +117,8 @@ optimizers! {
     adagrad::Adagrad, "adagrad", "Adagrad";
     nadam::NAdam, "nadam", "NAdam";
     radam::RAdam, "radam", "RAdam";
+    adamax::Adamax, "adamax", "Adamax";
+    adadelta::Adadelta, "adadelta", "Adadelta";
     lamb::Lamb, "lamb", "Lamb";
     adafactor::Adafactor, "adafactor", "Adafactor";
 }
@@ -124,11 +137,23 @@ pub(crate) fn resolve(check: &mut ResolveContext<'_>, params: &OptimizerParams) 
         let belongs_to = |optimizer: &OptimizerName| optimizer.keys().contains(key);
         OptimizerName::ALL.iter().any(belongs_to) && !belongs_to(&name)
     };
-    for key in params.given_keys().into_iter().filter(is_foreign) {
+    let has_effect = |key: &&str| !is_switched_off(params, key);
+    for key in params.given_keys().into_iter().filter(is_foreign).filter(has_effect) {
         let message = format!("has no meaning for {}", optimizer_name.unwrap_or("AdamW"));
         check.report_invalid(&format!("optimizer.{key}"), message, "leave it out");
     }
     name.settings(check, params)
+}
+
+/// Returns whether a key is a switch that is off, which files write for any optimizer.
+fn is_switched_off(params: &OptimizerParams, key: &str) -> bool {
+    let value = match key {
+        "nesterov" => params.nesterov,
+        "use_nesterov" => params.use_nesterov,
+        "amsgrad" => params.amsgrad,
+        _ => None,
+    };
+    value == Some(false)
 }
 
 #[cfg(test)]
@@ -156,18 +181,22 @@ mod tests {
         let (betas, eps, correct_bias) = ([0.5, 0.75], 0.25, true);
         let cases: Vec<(OptimizerKind, &str)> = vec![
             (
-                AdamW { betas, eps, correct_bias, epsilon_hat: false }.into(),
+                AdamW { betas, eps, correct_bias, epsilon_hat: false, amsgrad: false }.into(),
                 r#"{"name":"adamw","betas":[0.5,0.75],"eps":0.25,"correct_bias":true}"#,
             ),
             (
-                Adam { betas, eps, correct_bias, epsilon_hat: false }.into(),
+                Adam { betas, eps, correct_bias, epsilon_hat: false, amsgrad: false }.into(),
                 r#"{"name":"adam","betas":[0.5,0.75],"eps":0.25,"correct_bias":true}"#,
             ),
             (
-                Adam { betas, eps, correct_bias, epsilon_hat: true }.into(),
-                r#"{"name":"adam","betas":[0.5,0.75],"eps":0.25,"correct_bias":true,"epsilon_hat":true}"#,
+                Adam { betas, eps, correct_bias, epsilon_hat: true, amsgrad: true }.into(),
+                r#"{"name":"adam","betas":[0.5,0.75],"eps":0.25,"correct_bias":true,"epsilon_hat":true,"amsgrad":true}"#,
             ),
-            (Sgd { momentum: 0.5 }.into(), r#"{"name":"sgd","momentum":0.5}"#),
+            (Sgd { momentum: 0.5, dampening: 0.0, nesterov: false }.into(), r#"{"name":"sgd","momentum":0.5}"#),
+            (
+                Sgd { momentum: 0.5, dampening: 0.25, nesterov: true }.into(),
+                r#"{"name":"sgd","momentum":0.5,"dampening":0.25,"nesterov":true}"#,
+            ),
             (Lion { betas }.into(), r#"{"name":"lion","betas":[0.5,0.75]}"#),
             (
                 RmsProp { alpha: 0.5, eps, momentum: 0.5, centered: false }.into(),
@@ -178,10 +207,19 @@ mod tests {
                 r#"{"name":"adagrad","lr_decay":0.5,"initial_accumulator_value":0.5,"eps":0.25}"#,
             ),
             (
-                NAdam { betas, eps, momentum_decay: 0.5 }.into(),
+                NAdam { betas, eps, momentum_decay: 0.5, decoupled_weight_decay: false }.into(),
                 r#"{"name":"nadam","betas":[0.5,0.75],"eps":0.25,"momentum_decay":0.5}"#,
             ),
-            (RAdam { betas, eps }.into(), r#"{"name":"radam","betas":[0.5,0.75],"eps":0.25}"#),
+            (
+                RAdam { betas, eps, decoupled_weight_decay: false }.into(),
+                r#"{"name":"radam","betas":[0.5,0.75],"eps":0.25}"#,
+            ),
+            (
+                RAdam { betas, eps, decoupled_weight_decay: true }.into(),
+                r#"{"name":"radam","betas":[0.5,0.75],"eps":0.25,"decoupled_weight_decay":true}"#,
+            ),
+            (Adamax { betas, eps }.into(), r#"{"name":"adamax","betas":[0.5,0.75],"eps":0.25}"#),
+            (Adadelta { rho: 0.5, eps }.into(), r#"{"name":"adadelta","rho":0.5,"eps":0.25}"#),
             (
                 Lamb { betas, eps, correct_bias, adam: false }.into(),
                 r#"{"name":"lamb","betas":[0.5,0.75],"eps":0.25,"correct_bias":true,"adam":false}"#,

@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use super::FromParams;
 use super::adam::eps;
+use super::sgd::momentum;
 use crate::document::OptimizerParams;
 use crate::resolve::ResolveContext;
 
@@ -21,23 +22,14 @@ pub struct RmsProp {
 }
 
 impl FromParams for RmsProp {
-    const KEYS: &'static [&'static str] = &["alpha", "eps", "epsilon", "momentum", "centered"];
+    const KEYS: &'static [&'static str] = &["alpha", "eps", "epsilon", "momentum", "momentum_schedule", "centered"];
 
     fn from_params(check: &mut ResolveContext<'_>, params: &OptimizerParams) -> Self {
-        let momentum = check.probability("optimizer.momentum", params.momentum, 0.0);
-        let centered = params.centered.unwrap_or(false);
-        if centered && momentum > 0.0 {
-            check.report_invalid(
-                "optimizer.centered",
-                "is true while momentum is greater than 0; RMSprop would keep three tensors for each weight",
-                "leave one of the two out",
-            );
-        }
         Self {
             alpha: check.probability("optimizer.alpha", params.alpha, 0.99),
             eps: eps(check, params, 1e-8),
-            momentum,
-            centered,
+            momentum: momentum(check, params),
+            centered: params.centered.unwrap_or(false),
         }
     }
 }

@@ -85,6 +85,11 @@ impl<'a> ResolveContext<'a> {
         self.number(key, value, default, |p| (0.0..1.0).contains(&p), hint)
     }
 
+    /// Checks a share, in [0, 1].
+    pub(crate) fn share(&mut self, key: &str, value: Option<f64>, default: f64) -> f64 {
+        self.number(key, value, default, |share| (0.0..=1.0).contains(&share), "give a number from 0 to 1")
+    }
+
     /// Checks a number greater than 0.
     pub(crate) fn positive(&mut self, key: &str, value: Option<f64>, default: f64) -> f64 {
         self.number(key, value, default, |x| x > 0.0, "give a number greater than 0")

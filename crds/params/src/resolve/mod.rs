@@ -11,6 +11,7 @@ mod input;
 mod input_section;
 mod line_input;
 mod model;
+mod momentum;
 mod mup;
 mod optimizer;
 mod packing;

@@ -1,11 +1,12 @@
 //! Resolves `optimizer`: what all optimizers have. The keys of a single one are resolved in its file.
 
 use super::check::ResolveContext;
+use super::momentum;
 use super::mup::{self, WidthRatios};
 use super::schedule;
 use crate::document::{OneOrMany, OptimizerGroupParams, OptimizerParams};
 use crate::job::{ModelSpec, OptimizerGroup, OptimizerSpec, Schedule};
-use crate::optimizers::{self, Sgd};
+use crate::optimizers::{self, OptimizerKind, Sgd};
 
 /// Resolves the section, for a model with these ratios of muP.
 pub(super) fn resolve(
@@ -17,18 +18,16 @@ pub(super) fn resolve(
     let Some(p) = section else {
         check.report_missing("optimizer", "give at least optimizer_type and learning_rate");
         return OptimizerSpec {
-            kind: Sgd { momentum: 0.0 }.into(),
+            kind: Sgd { momentum: 0.0, dampening: 0.0, nesterov: false }.into(),
             weight_decay: 0.0,
             max_gradient_norm: None,
             schedule: Schedule::constant(0.0),
+            momentum_schedule: None,
+            maximize: false,
             learning_rate_scales: Vec::new(),
             groups: Vec::new(),
         };
     };
-    check.require_value("optimizer.nesterov", p.nesterov, false);
-    check.require_value("optimizer.use_nesterov", p.use_nesterov, false);
-    check.require_value("optimizer.amsgrad", p.amsgrad, false);
-    check.require_value("optimizer.maximize", p.maximize, false);
     note_loss_scale(check, p);
     let kind = optimizers::resolve(check, p);
     let decay = check.either_spelling(
@@ -43,6 +42,8 @@ pub(super) fn resolve(
         kind,
         weight_decay: check.non_negative("optimizer.weight_decay", decay, 0.0),
         max_gradient_norm: max_gradient_norm(check, p),
+        momentum_schedule: momentum::resolve(check, "optimizer.momentum_schedule", p.momentum_schedule.as_ref()),
+        maximize: p.maximize.unwrap_or(false),
         schedule: relative_step.unwrap_or_else(|| schedule::resolve(check, p.learning_rate.as_ref(), no_resets)),
         learning_rate_scales: mup::learning_rate_scales(check, p.adjust_learning_rate.as_ref(), ratios, model),
         groups: p
@@ -50,23 +51,35 @@ pub(super) fn resolve(
             .iter()
             .flatten()
             .enumerate()
-            .map(|(index, group)| resolve_group(check, index, group))
+            .map(|(index, group)| resolve_group(check, index, group, &kind))
             .collect(),
     }
 }
 
 /// Resolves the group at index `index`.
-fn resolve_group(check: &mut ResolveContext<'_>, index: usize, group: &OptimizerGroupParams) -> OptimizerGroup {
+fn resolve_group(
+    check: &mut ResolveContext<'_>,
+    index: usize,
+    group: &OptimizerGroupParams,
+    kind: &OptimizerKind,
+) -> OptimizerGroup {
     let key = |name: &str| format!("optimizer.params[{index}].{name}");
     let tensors: Vec<String> = group.params.iter().flat_map(OneOrMany::as_slice).cloned().collect();
     if tensors.is_empty() {
         check.report_missing(&key("params"), "name the tensors of the group");
     }
+    let momentum_key = key("momentum_schedule");
+    if group.momentum_schedule.is_some() && !kind.has_momentum() {
+        let message = format!("has no meaning for {}", kind.name());
+        check.report_invalid(&momentum_key, message, "leave it out");
+    }
+    let momentum_schedule = momentum::resolve(check, &momentum_key, group.momentum_schedule.as_ref());
     let mut number = |name: &str, value: Option<f64>| value.map(|_| check.non_negative(&key(name), value, 0.0));
     OptimizerGroup {
         tensors,
         weight_decay: number("weight_decay", group.weight_decay),
         learning_rate_factor: number("learning_rate_factor", group.learning_rate_factor),
+        momentum_schedule,
     }
 }
 

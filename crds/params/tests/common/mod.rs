@@ -68,7 +68,9 @@ pub fn resolved(text: &str) -> ResolveOutput {
 /// Returns an optimizer that has the key, for a key that AdamW does not have.
 pub fn optimizer_with(path: &str) -> Option<&'static str> {
     Some(match path.strip_prefix("optimizer.")? {
-        "momentum" => "SGD",
+        "momentum" | "dampening" | "nesterov" | "use_nesterov" => "SGD",
+        "decoupled_weight_decay" => "RAdam",
+        "rho" => "Adadelta",
         "alpha" | "centered" => "RMSprop",
         "lr_decay" | "initial_accumulator_value" => "Adagrad",
         "momentum_decay" => "NAdam",

@@ -22,6 +22,12 @@ impl Document {
                 document.set("train_input.data_processor", "GptTokenDataProcessor").without("train_input.tokenizer")
             }
             _ if path.starts_with("sparsity.") => document.set("sparsity", sparsity_with(path)),
+            "optimizer.nesterov" | "optimizer.use_nesterov" => {
+                document.set("optimizer.optimizer_type", "SGD").set("optimizer.momentum", "0.5")
+            }
+            _ if path.starts_with("optimizer.momentum_schedule.") => {
+                document.set("optimizer.momentum_schedule", "{steps: [0], values: [0.5]}")
+            }
             _ if optimizer_with(path).is_some() => {
                 document.set("optimizer.optimizer_type", optimizer_with(path).unwrap_or_default())
             }

@@ -87,7 +87,8 @@ impl chunk_store::ChunkOps for OptimizerOps {
     type SnapshotData = Vec<f32>;
 
     fn update(&self, cell: ChunkId, numbers: &mut ChunkArrays, record: &CommitRecord) {
-        let optimizer = optimizers::optimizer(&self.job.optimizer().kind);
+        let settings = self.job.optimizer();
+        let optimizer = optimizers::optimizer(&settings.kind);
         let plan = &self.job.plan;
         let mask_change = self.begin_mask_change(numbers, record.step);
         let mut arrays: Vec<&mut [f32]> = numbers.arrays().collect();
@@ -97,12 +98,13 @@ impl chunk_store::ChunkOps for OptimizerOps {
             if !plan.graph.tensors[tensor].trained {
                 continue;
             }
-            let TensorSettings { learning_rate_factor, weight_decay } = self.tensor_settings[tensor];
+            let TensorSettings { learning_rate_factor, weight_decay, group } = self.tensor_settings[tensor];
             let step = UpdateStep {
                 step: record.step,
                 learning_rate: f64::from(record.learning_rate) * learning_rate_factor,
                 weight_decay,
-                gradient_scale: record.scale,
+                gradient_scale: if settings.maximize { -record.scale } else { record.scale },
+                momentum_schedule: settings.momentum_schedule(group),
             };
             let mut state = state.iter_mut().zip(ranges).take(own_state).map(|(array, range)| &mut array[range]);
             let arrays = UpdateArrays {

@@ -208,12 +208,15 @@ fn masked_weights_stay_zero_under_every_optimizer() {
     let _flush = ftz::scoped();
     let all = [
         "AdamW, betas: [0.9, 0.95]",
+        "AdamW, amsgrad: true, momentum_schedule: {steps: [0, 2], values: [0.5, 0.9], interpolation: linear}",
         "SGD, momentum: 0.9",
+        "SGD, momentum: 0.9, nesterov: true, maximize: true, momentum_schedule: {steps: [0, 2], values: [0.9, 0.5]}",
         "Lion",
-        "RMSprop, centered: true",
+        "RMSprop, centered: true, momentum: 0.5",
         "Adagrad, initial_accumulator_value: 0.1",
-        "NAdam",
+        "NAdam, momentum_schedule: {steps: [0, 1, 2], values: [0.5, 0.9, 0.7]}",
         "RAdam",
+        "Adadelta",
         "LAMB",
         "Adafactor, beta1: 0.9",
     ];
@@ -375,6 +378,34 @@ fn learning_rate_of_a_tensor_has_its_factor() {
         }
     }
     assert!(scaled > 0);
+}
+
+#[test]
+fn momentum_of_a_tensor_is_that_of_its_group() {
+    let trained = |settings: &str| {
+        let sgd = format!("{{optimizer_type: SGD, learning_rate: 0.1, momentum: {settings}}}");
+        train_on(&job_with(&sgd, 1 << 14), 1, 3, None)
+    };
+    let (half, quarter) = (trained("0.5"), trained("0.25"));
+    let group = "{params: '*.bias', momentum_schedule: {steps: [0], values: [0.25]}}";
+    for (name, tensor) in trained(&format!("0.5, params: [{group}]")) {
+        let (same, other) = if name.ends_with(".bias") { (&quarter, &half) } else { (&half, &quarter) };
+        assert!(tensor == same[&name] && tensor != other[&name], "{name}");
+    }
+}
+
+#[test]
+fn maximized_loss_moves_weights_the_other_way() {
+    let weights = |settings: &str| -> Vec<f32> {
+        let job = job_with(&format!("{{optimizer_type: SGD, learning_rate: 0.1, {settings}}}"), 1 << 14);
+        let tensors = train_on(&job, 1, 1, None);
+        tensors.into_values().flat_map(|sections| sections[0].clone()).map(f32::from_bits).collect()
+    };
+    let initial = weights("params: [{params: '*', learning_rate_factor: 0}]");
+    let moved = weights("maximize: false").into_iter().zip(weights("maximize: true"));
+    for (initial, (down, up)) in initial.into_iter().zip(moved) {
+        assert!((up - initial + down - initial).abs() < 1e-6 && (up - down).abs() < 0.2, "{initial}: {down} and {up}");
+    }
 }
 
 #[test]
