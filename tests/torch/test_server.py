@@ -131,6 +131,65 @@ def test_module_trains_as_with_pytorch(appliance: Appliance) -> None:
     assert torch.equal(state["output.weight"], module.output.weight)
 
 
+def one_cycle(optimizer: Any) -> Any:
+    return torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.01, total_steps=STEPS + 1)
+
+
+def two_momenta(of: Convolutional) -> list[dict[str, Any]]:
+    others = [*of.norm.parameters(), *of.output.parameters()]
+    return [{"params": of.convolution.parameters(), "momentum": 0.0}, {"params": others}]
+
+
+OPTIMIZERS: dict[str, tuple[Any, Any]] = {
+    "nesterov": (lambda m: torch.optim.SGD(m.parameters(), 0.05, 0.9, nesterov=True), one_cycle),
+    "dampening": (lambda m: torch.optim.SGD(two_momenta(m), 0.05, 0.9, dampening=0.5), None),
+    "maximize": (lambda m: torch.optim.SGD(m.parameters(), 0.01, maximize=True, weight_decay=0.1), None),
+    "amsgrad": (lambda m: torch.optim.AdamW(m.parameters(), amsgrad=True), one_cycle),
+    "nadam": (
+        lambda m: torch.optim.NAdam(m.parameters(), weight_decay=0.1, decoupled_weight_decay=True),
+        lambda o: torch.optim.lr_scheduler.CyclicLR(o, 1e-3, 5e-3, 4),
+    ),
+    "radam": (
+        lambda m: torch.optim.RAdam(m.parameters(), weight_decay=0.1, decoupled_weight_decay=True),
+        one_cycle,
+    ),
+    "rmsprop": (lambda m: torch.optim.RMSprop(m.parameters(), 1e-3, momentum=0.5, centered=True), None),
+    "adamax": (lambda m: torch.optim.Adamax(m.parameters(), weight_decay=0.1), one_cycle),
+    "adadelta": (lambda m: torch.optim.Adadelta(m.parameters(), 1.0, weight_decay=0.1), None),
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_optimizer_trains_as_that_of_pytorch(appliance: Appliance, name: str) -> None:
+    """On two systems; on one, it has the same bits."""
+    create, scheduler = OPTIMIZERS[name]
+    image, labels = images()
+    module = Convolutional()
+    optimizer = create(module)
+    options: Any = {
+        "loss": F.cross_entropy,
+        "data": {"image": image, "labels": labels},
+        "optimizer": optimizer,
+        "scheduler": scheduler and scheduler(optimizer),
+        "batch_size": BATCH,
+        "max_steps": STEPS,
+        "shuffle": False,
+    }
+    jobs = [appliance.train(module, num_csx=systems, **options) for systems in (2, 1)]
+    losses = [finish(job) for job in jobs]
+
+    def loss_of(of: Convolutional, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(of(x), y)
+
+    optimizer = create(module)
+    expected = pytorch_losses(
+        module, loss_of, [image, labels], optimizer, scheduler and scheduler(optimizer)
+    )
+    assert losses[0] == pytest.approx(expected, rel=1e-4)
+    assert losses[1] == losses[0]
+    assert jobs[0].checkpoints()[-1].digest == jobs[1].checkpoints()[-1].digest
+
+
 def test_model_of_transformers_has_the_same_bits_on_any_number_of_systems(appliance: Appliance) -> None:
     """GPT-2 has transposed and tied weights, and returns its loss itself."""
     torch.manual_seed(0)

@@ -20,7 +20,7 @@ from torch import nn, optim
 from torch.optim import lr_scheduler
 
 from millrace.torch import TracedModel, UnsupportedOptimizerError, optimizer_params, trace
-from millrace.torch.schedule import schedule
+from millrace.torch.schedule import momentum_schedule, schedule
 
 STEPS = 50
 
@@ -55,6 +55,16 @@ def rate_at(schedule: Any, step: int) -> float:
     place = sum(milestone <= step for milestone in schedule["milestones"])
     rate: float = schedule["learning_rates"][place]
     return rate
+
+
+def momentum_at(params: dict[str, Any], group: dict[str, Any], step: int) -> float:
+    """Return the momentum of a group at a step as docs/reference/params.md describes it."""
+    schedule = group.get("momentum_schedule", params.get("momentum_schedule"))
+    if schedule is None:
+        return float(params["betas"][0] if "betas" in params else params["momentum"])
+    if schedule.get("interpolation") == "linear":
+        return float(np.interp(step, schedule["steps"], schedule["values"]))
+    return float(schedule["values"][sum(begin <= step for begin in schedule["steps"]) - 1])
 
 
 def restarted(optimizer: Any) -> Any:
@@ -110,6 +120,43 @@ def test_learning_rates_are_those_of_pytorch_from_the_current_step_on(name: str,
         assert found * second == pytest.approx(expected[1], rel=1e-8), step
 
 
+@pytest.mark.parametrize(
+    ("create", "scheduler"),
+    [
+        (lambda p: optim.SGD(p, 0.1, 0.5, nesterov=True), lambda o: lr_scheduler.OneCycleLR(o, 1, STEPS + 9)),
+        (optim.AdamW, lambda o: lr_scheduler.CyclicLR(o, 0.1, 1, 8)),
+        (optim.NAdam, lambda o: lr_scheduler.OneCycleLR(o, 1, STEPS + 9, base_momentum=[0.5, 0.25])),
+        (lambda p: optim.RMSprop(p, momentum=0.5), lambda o: lr_scheduler.StepLR(o, 5)),
+        (lambda p: optim.SGD([p[0], p[1] | {"momentum": 0.9}], 0.1), None),
+        (lambda p: optim.SGD([p[0], p[1] | {"momentum": 0.0}], 0.1, 0.9, dampening=0.5), None),
+        (lambda p: optim.Adamax([p[0], p[1] | {"betas": (0.5, 0.999)}]), None),
+    ],
+)
+@pytest.mark.parametrize("made", [0, 9])
+def test_momenta_are_those_of_pytorch_at_each_step(create: Any, scheduler: Any, made: int) -> None:
+    model, traced = net()
+    optimizer = create(two_groups(model))
+    scheduler = scheduler and scheduler(optimizer)
+
+    def train() -> list[float]:
+        groups = optimizer.param_groups
+        momenta = [float(group["betas"][0] if "betas" in group else group["momentum"]) for group in groups]
+        optimizer.step()
+        if scheduler:
+            scheduler.step()
+        return momenta
+
+    for _ in range(made):
+        train()
+    params = optimizer_params(optimizer, model, traced, scheduler=scheduler, steps=STEPS)
+    params = json.loads(json.dumps(params))
+    for step in range(STEPS):
+        found = [momentum_at(params, group, step) for group in params["params"]]
+        assert found == pytest.approx(train(), rel=1e-11), step
+    if "momentum" in params and any("momentum_schedule" in part for part in [params, *params["params"]]):
+        assert params["momentum"] > 0, "no state would be kept"
+
+
 def test_groups_name_all_tensors_and_settings_have_the_keys_of_params() -> None:
     model, traced = net()
     model[0].bias.requires_grad_(False)
@@ -152,6 +199,16 @@ def test_groups_name_all_tensors_and_settings_have_the_keys_of_params() -> None:
             {"alpha": 0.99, "eps": 1e-8, "momentum": 0.0, "centered": True},
         ),
         (optim.Adagrad, {"lr_decay": 0.0, "initial_accumulator_value": 0.0, "eps": 1e-10}),
+        (lambda p: optim.AdamW(p, amsgrad=True, maximize=True), {"amsgrad": True, "maximize": True}),
+        (lambda p: optim.SGD(p, 1, 0.9, nesterov=True), {"momentum": 0.9, "nesterov": True}),
+        (lambda p: optim.SGD(p, 1, 0.9, dampening=0.25), {"momentum": 0.9, "dampening": 0.25}),
+        (optim.Adamax, {"optimizer_type": "Adamax", "betas": [0.9, 0.999], "eps": 1e-8}),
+        (optim.Adadelta, {"optimizer_type": "Adadelta", "rho": 0.9, "eps": 1e-6}),
+        (
+            lambda p: optim.RAdam(p, weight_decay=1, decoupled_weight_decay=True),
+            {"optimizer_type": "RAdam", "decoupled_weight_decay": True},
+        ),
+        (lambda p: optim.RMSprop(p, momentum=0.1, centered=True), {"momentum": 0.1, "centered": True}),
         (optim.NAdam, {"betas": [0.9, 0.999], "eps": 1e-8, "momentum_decay": 0.004}),
         (optim.RAdam, {"betas": [0.9, 0.999], "eps": 1e-8}),
         (
@@ -184,21 +241,42 @@ def test_tied_parameters_have_the_name_of_their_tensor() -> None:
     assert [group["params"] for group in params["params"]] == [["0.weight"], ["0.bias", "1.bias"]]
 
 
+class DecaySchedule(lr_scheduler.LRScheduler):
+    def get_lr(self) -> list[float]:
+        for group in self.optimizer.param_groups:
+            group["weight_decay"] = 0.1 * self.last_epoch
+        return [group["lr"] for group in self.optimizer.param_groups]
+
+
 @pytest.mark.parametrize(
     ("create", "scheduler", "part"),
     [
         (optim.LBFGS, None, "LBFGS is not supported; use one of torch.optim: AdamW, Adam, SGD"),
-        (lambda p: optim.Adam(p, amsgrad=True), None, "Adam with amsgrad=True .*use amsgrad=False"),
-        (lambda p: optim.AdamW(p, maximize=True), None, "use maximize=False"),
-        (lambda p: optim.SGD(p, 1, 0.9, dampening=0.1), None, "SGD with dampening=0.1"),
-        (lambda p: optim.SGD(p, 1, 0.9, nesterov=True), None, "use nesterov=False"),
-        (lambda p: optim.RMSprop(p, 1, momentum=0.1, centered=True), None, "centered=False or momentum=0"),
-        (lambda p: optim.NAdam(p, 1, weight_decay=1, decoupled_weight_decay=True), None, "or AdamW"),
+        (lambda p: optim.SGD(p, 1, 0.9, dampening=-0.1), None, "SGD with dampening=-0.1 .*from 0 to 1"),
+        (
+            lambda p: optim.SGD(p, 1, 0.9, dampening=0.1),
+            lambda o: lr_scheduler.OneCycleLR(o, 1, 90, max_momentum=0),
+            "dampening=0.1 .*a momentum above 0",
+        ),
+        (
+            optim.SGD,
+            lambda o: lr_scheduler.OneCycleLR(o, 1, 90, max_momentum=1.0),
+            "momentum at step 0 is 1.0",
+        ),
+        (
+            optim.SGD,
+            lambda o: lr_scheduler.CyclicLR(o, 1, 2, 9, max_momentum=np.nan),
+            "momentum at step 0 is nan",
+        ),
         (optim.Adafactor, None, r"use eps=\(1e-30, 1e-3\)"),
         (lambda p: optim.SGD([*p, nn.Parameter(torch.ones(9))]), None, r"parameter 6 of group 0 .*\(9,\)"),
         (lambda p: optim.SGD([nn.Parameter(torch.ones(9))]), None, "is not in the module"),
         (optim.AdamW, lr_scheduler.ReduceLROnPlateau, "depends on the loss"),
-        (optim.AdamW, lambda o: lr_scheduler.OneCycleLR(o, 1, 90), "changes betas.* cycle_momentum=False"),
+        (
+            optim.AdamW,
+            DecaySchedule,
+            "the scheduler changes weight_decay, and may change the learning rate and",
+        ),
         (
             optim.AdamW,
             lambda o: lr_scheduler.OneCycleLR(o, 1, 20, cycle_momentum=False),
@@ -245,3 +323,9 @@ def test_long_table_becomes_straight_lines(monkeypatch: pytest.MonkeyPatch) -> N
     noise = np.random.default_rng(0).random(20_000).tolist()
     with pytest.raises(UnsupportedOptimizerError, match="neither 16384 rates nor 2048 straight lines"):
         schedule(noise)
+    momentum: Any = momentum_schedule((0.95 - 1e3 * rates / 3).tolist(), 0.95)
+    found = np.interp(np.arange(steps), momentum["steps"], momentum["values"])
+    assert np.abs(found - (0.95 - 1e3 * rates / 3)).max() <= 2e-7
+    assert len(momentum["steps"]) < 1200
+    with pytest.raises(UnsupportedOptimizerError, match="4096 straight lines do not describe it"):
+        momentum_schedule(noise, None)

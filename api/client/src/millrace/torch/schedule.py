@@ -1,4 +1,4 @@
-"""Learning rates of PyTorch's schedulers, as a schedule of the params."""
+"""Learning rates and momenta of PyTorch's schedulers, as schedules of the params."""
 
 from __future__ import annotations
 
@@ -22,6 +22,12 @@ MAX_LINES = 2048
 
 LINE_TOLERANCE = 5e-7
 """Maximum distance of a rate from its line, divided by the largest rate."""
+
+MAX_MOMENTUM_STEPS = 4096
+"""Maximum number of steps in a schedule of the momentum."""
+
+MOMENTUM_TOLERANCE = 1e-7
+"""Maximum distance of a momentum from its line."""
 
 RELATIVE_TOLERANCE = 1e-6
 """Rounding errors in the ratio of two learning rates."""
@@ -79,6 +85,16 @@ def learning_rate(given: Any, step: int, limit: float | None) -> float:
     return rate if limit is None else min(rate, limit)
 
 
+def momentum(given: Any, step: int) -> float:
+    """Return a momentum as a number."""
+    value = float(given)
+    if not 0 <= value < 1:
+        raise UnsupportedOptimizerError(
+            f"the momentum at step {step} is {value}; it must be at least 0 and less than 1"
+        )
+    return value
+
+
 def constant_ratios(rates: list[list[float]], reference: int) -> list[float]:
     """Return the rate of each group divided by that of the group `reference`, the same at all steps."""
     row = next((row for row in rates if row[reference]), None)
@@ -117,30 +133,40 @@ def schedule(rates: list[float]) -> float | dict[str, Any] | list[dict[str, Any]
     }
 
 
+def momentum_schedule(momenta: list[float], constant: float | None) -> dict[str, Any] | None:
+    """Return the momentum of each step as a schedule of the params; None if it is `constant` at all steps.
+
+    It is written with twelve digits. A table that is too long becomes straight lines.
+    """
+    if all(value == constant for value in momenta):
+        return None
+    momenta = [float(f"{value:.12g}") for value in momenta]
+    changes = [step for step in range(1, len(momenta)) if momenta[step] != momenta[step - 1]]
+    if len(changes) < MAX_MOMENTUM_STEPS:
+        steps = [0, *changes]
+        return {"steps": steps, "values": [momenta[step] for step in steps]}
+    steps = [0]
+    for end in _ends_of_lines(np.array(momenta), MOMENTUM_TOLERANCE):
+        steps.append(end)
+        if len(steps) > MAX_MOMENTUM_STEPS:
+            raise UnsupportedOptimizerError(
+                f"the momentum changes at almost each of {len(momenta)} steps, and {MAX_MOMENTUM_STEPS} "
+                "straight lines do not describe it; use cycle_momentum=False, or a smooth scheduler"
+            )
+    return {"steps": steps, "values": [momenta[step] for step in steps], "interpolation": "linear"}
+
+
 def _lines(rates: np.ndarray[Any, Any]) -> list[dict[str, Any]]:
     """Return straight lines, one after the other, that run close to the rates."""
-    tolerance, last = LINE_TOLERANCE * rates.max(), len(rates) - 1
-
-    def fits(first: int, end: int) -> bool:
-        line = np.linspace(rates[first], rates[end], end - first + 1)
-        return bool(np.abs(line - rates[first : end + 1]).max() <= tolerance)
-
-    lines, first = [], 0
-    while first < last:
-        # The longest line is searched by doubling, then by halving.
-        reach = 1
-        while first + 2 * reach <= last and fits(first, first + 2 * reach):
-            reach *= 2
-        for step in (2**power for power in reversed(range(reach.bit_length()))):
-            if first + reach + step <= last and fits(first, first + reach + step):
-                reach += step
-        end = first + reach
+    lines: list[dict[str, Any]] = []
+    first = 0
+    for end in _ends_of_lines(rates, LINE_TOLERANCE * rates.max()):
         lines.append(
             {
                 "scheduler": "Linear",
                 "initial_learning_rate": float(rates[first]),
                 "end_learning_rate": float(rates[end]),
-                "total_iters": reach,
+                "total_iters": end - first,
             }
         )
         if len(lines) > MAX_LINES:
@@ -151,3 +177,24 @@ def _lines(rates: np.ndarray[Any, Any]) -> list[dict[str, Any]]:
             )
         first = end
     return lines
+
+
+def _ends_of_lines(values: np.ndarray[Any, Any], tolerance: float) -> Iterator[int]:
+    """Yield the last step of each straight line, from which no value differs by more than `tolerance`."""
+    last = len(values) - 1
+
+    def fits(first: int, end: int) -> bool:
+        line = np.linspace(values[first], values[end], end - first + 1)
+        return bool(np.abs(line - values[first : end + 1]).max() <= tolerance)
+
+    first = 0
+    while first < last:
+        # The longest line is searched by doubling, then by halving.
+        reach = 1
+        while first + 2 * reach <= last and fits(first, first + 2 * reach):
+            reach *= 2
+        for step in (2**power for power in reversed(range(reach.bit_length()))):
+            if first + reach + step <= last and fits(first, first + reach + step):
+                reach += step
+        first += reach
+        yield first
