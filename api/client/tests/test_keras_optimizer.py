@@ -53,15 +53,17 @@ def adam(p: dict[str, Any], s: State, w: Array, g: Array, rate: float, decay: fl
     first, second = p["betas"]
     s["m"] = first * s.get("m", 0) + (1 - first) * g
     s["v"] = second * s.get("v", 0) + (1 - second) * g * g
+    s["v_max"] = np.maximum(s.get("v_max", 0), s["v"]) if p.get("amsgrad") else s["v"]
     m = s["m"] / (1 - first**step)
     root = math.sqrt(1 - second**step)
     epsilon = p["eps"] / root if p["epsilon_hat"] else p["eps"]
-    return w * (1 - rate * decay) - rate * m / (np.sqrt(s["v"]) / root + epsilon)
+    return w * (1 - rate * decay) - rate * m / (np.sqrt(s["v_max"]) / root + epsilon)
 
 
 def sgd(p: dict[str, Any], s: State, w: Array, g: Array, rate: float, decay: float, step: int) -> Array:
-    s["m"] = p["momentum"] * s.get("m", 0) + g + decay * w
-    return w - rate * s["m"]
+    g = g + decay * w
+    s["m"] = p["momentum"] * s.get("m", 0) + g
+    return w - rate * (g + p["momentum"] * s["m"] if p.get("nesterov") else s["m"])
 
 
 def lion(p: dict[str, Any], s: State, w: Array, g: Array, rate: float, decay: float, step: int) -> Array:
@@ -78,7 +80,8 @@ def nadam(p: dict[str, Any], s: State, w: Array, g: Array, rate: float, decay: f
     s["v"] = second * s.get("v", 0) + (1 - second) * g * g
     now, following = math.prod(momenta[:-1]), math.prod(momenta)
     m = (1 - momenta[-2]) / (1 - now) * g + momenta[-1] / (1 - following) * s["m"]
-    return w - rate * m / (np.sqrt(s["v"] / (1 - second**step)) + p["eps"])
+    assert p.get("decoupled_weight_decay") or not decay
+    return w * (1 - rate * decay) - rate * m / (np.sqrt(s["v"] / (1 - second**step)) + p["eps"])
 
 
 def adagrad(p: dict[str, Any], s: State, w: Array, g: Array, rate: float, decay: float, step: int) -> Array:
@@ -86,8 +89,16 @@ def adagrad(p: dict[str, Any], s: State, w: Array, g: Array, rate: float, decay:
     return w - rate * g / (np.sqrt(s["v"]) + p["eps"])
 
 
+def adadelta(p: dict[str, Any], s: State, w: Array, g: Array, rate: float, decay: float, step: int) -> Array:
+    s["v"] = p["rho"] * s.get("v", 0) + (1 - p["rho"]) * g * g
+    direction = np.sqrt(s.get("a", 0) + p["eps"]) / np.sqrt(s["v"] + p["eps"]) * g
+    s["a"] = p["rho"] * s.get("a", 0) + (1 - p["rho"]) * direction**2
+    return w - rate * direction
+
+
 RULES: dict[str, Rule] = {
-    **{"Adam": adam, "AdamW": adam, "SGD": sgd, "Lion": lion, "NAdam": nadam, "Adagrad": adagrad}
+    **{"Adam": adam, "AdamW": adam, "SGD": sgd, "Lion": lion, "NAdam": nadam, "Adagrad": adagrad},
+    "Adadelta": adadelta,
 }
 
 
@@ -118,6 +129,10 @@ def without_decay_of_biases() -> Any:
         lambda: optimizers.SGD(schedules.PiecewiseConstantDecay([3, 5], [0.1, 0.2, 0.05]), weight_decay=0.1),
         lambda: optimizers.Lion(1e-2, weight_decay=0.1),
         lambda: optimizers.Nadam(1e-2),
+        lambda: optimizers.Nadam(1e-2, weight_decay=0.1),
+        lambda: optimizers.Adadelta(1.0),
+        lambda: optimizers.Adam(1e-2, beta_2=0.5, amsgrad=True),
+        lambda: optimizers.SGD(0.1, momentum=0.9, nesterov=True),
         lambda: optimizers.Adagrad(0.1, initial_accumulator_value=0.0, epsilon=1e-3),
         without_decay_of_biases,
     ],
@@ -171,9 +186,7 @@ class OwnAdam(optimizers.Adam):
             "RMSprop is not supported; it adds epsilon to the mean of squares: use one",
         ),
         (lambda: OwnAdam(), "OwnAdam is not supported"),
-        (lambda: optimizers.Adam(amsgrad=True), "amsgrad=True is not supported: use amsgrad=False"),
-        (lambda: optimizers.SGD(0.1, 0.9, nesterov=True), "use nesterov=False"),
-        (lambda: optimizers.SGD(0.1, 0.9, weight_decay=0.1), "weight_decay=0.1 .*use AdamW or Lion"),
+        (lambda: optimizers.SGD(0.1, 0.9, weight_decay=0.1), "weight_decay=0.1 .*use AdamW, Nadam or Lion"),
         (
             lambda: optimizers.SGD(schedules.CosineDecay(0.1, 9), 0.9),
             "momentum and a learning rate that changes",

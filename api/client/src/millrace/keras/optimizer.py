@@ -14,7 +14,7 @@ Keras writes some rules otherwise than PyTorch, whose rules the appliance has:
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import keras
@@ -32,8 +32,6 @@ class _Algorithm:
     """Its `optimizer_type` in the params."""
     settings: Callable[[Any], dict[str, Any]]
     """Returns its settings as keys of the params."""
-    required: dict[str, Any] = field(default_factory=dict)
-    """The values that other settings must have."""
     is_decoupled: bool = False
     """Whether the appliance decays weights apart from the gradient."""
 
@@ -47,22 +45,36 @@ def _adam(optimizer: Any) -> dict[str, Any]:
 
 
 def _adam_with_epsilon_hat(optimizer: Any) -> dict[str, Any]:
-    return {**_adam(optimizer), "epsilon_hat": True}
+    return {**_adam(optimizer), "epsilon_hat": True, **_switched_on(amsgrad=optimizer.amsgrad)}
+
+
+def _sgd(optimizer: Any) -> dict[str, Any]:
+    has_momentum = bool(optimizer.momentum)
+    return {
+        "momentum": float(optimizer.momentum),
+        **_switched_on(nesterov=has_momentum and optimizer.nesterov),
+    }
+
+
+def _nadam(optimizer: Any) -> dict[str, Any]:
+    decay = {"decoupled_weight_decay": bool(optimizer.weight_decay)}
+    return {**_adam(optimizer), "momentum_decay": 1.0, **_switched_on(**decay)}
+
+
+def _switched_on(**switches: bool) -> dict[str, Any]:
+    return {name: True for name, is_on in switches.items() if is_on}
 
 
 _ALGORITHMS: dict[type, _Algorithm] = {
-    keras.optimizers.Adam: _Algorithm("Adam", _adam_with_epsilon_hat, {"amsgrad": False}),
-    keras.optimizers.AdamW: _Algorithm(
-        "AdamW", _adam_with_epsilon_hat, {"amsgrad": False}, is_decoupled=True
-    ),
-    keras.optimizers.SGD: _Algorithm(
-        "SGD", lambda optimizer: {"momentum": float(optimizer.momentum)}, {"nesterov": False}
-    ),
+    keras.optimizers.Adam: _Algorithm("Adam", _adam_with_epsilon_hat),
+    keras.optimizers.AdamW: _Algorithm("AdamW", _adam_with_epsilon_hat, is_decoupled=True),
+    keras.optimizers.SGD: _Algorithm("SGD", _sgd),
     keras.optimizers.Lion: _Algorithm(
         "Lion", lambda optimizer: {"betas": _betas(optimizer)}, is_decoupled=True
     ),
-    keras.optimizers.Nadam: _Algorithm(
-        "NAdam", lambda optimizer: {**_adam(optimizer), "momentum_decay": 1.0}
+    keras.optimizers.Nadam: _Algorithm("NAdam", _nadam, is_decoupled=True),
+    keras.optimizers.Adadelta: _Algorithm(
+        "Adadelta", lambda optimizer: {"rho": float(optimizer.rho), "eps": float(optimizer.epsilon)}
     ),
     keras.optimizers.Adagrad: _Algorithm(
         "Adagrad",
@@ -100,7 +112,7 @@ def optimizer_params(
             f"the optimizer {type(optimizer).__name__} is not supported{advice}: use one of "
             f"keras.optimizers: {supported}"
         )
-    _check_settings(algorithm, optimizer)
+    _check_settings(optimizer)
     if steps < 1:
         raise UnsupportedOptimizerError(f"max_steps is {steps}; it must be the number of steps of the run")
     trained = [weight for weight in weights if weight.is_trained and weight.name in traced.transposed]
@@ -115,7 +127,7 @@ def optimizer_params(
     elif decay and name == "Adam":
         name = "AdamW"
     elif decay and not algorithm.is_decoupled:
-        _reject(optimizer, "weight_decay", decay, "use AdamW or Lion, or weight_decay=0")
+        _reject(optimizer, "weight_decay", decay, "use AdamW, Nadam or Lion, or weight_decay=0")
     if name == "SGD" and settings["momentum"] and not is_constant:
         raise UnsupportedOptimizerError(
             "SGD with momentum and a learning rate that changes is not supported: use a constant learning "
@@ -139,10 +151,7 @@ def _algorithm_of(optimizer: Any) -> _Algorithm | None:
     return _ALGORITHMS[kind] if kind and is_of_keras else None
 
 
-def _check_settings(algorithm: _Algorithm, optimizer: Any) -> None:
-    for name, value in algorithm.required.items():
-        if getattr(optimizer, name) != value:
-            _reject(optimizer, name, getattr(optimizer, name), f"use {name}={value}")
+def _check_settings(optimizer: Any) -> None:
     for name, advice in _COMMON.items():
         if getattr(optimizer, name, None):
             _reject(optimizer, name, getattr(optimizer, name), advice)
