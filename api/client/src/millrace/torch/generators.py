@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import random
-import sys
 from collections.abc import Callable
-from types import FrameType
 from typing import Any
 
 import numpy as np
-import torch
 
-from millrace.torch.translator import is_of_user
+from millrace.torch.lines import line_that_changes
 
 
 class Generators:
@@ -37,28 +34,7 @@ class Generators:
         The call begins with the states from before.
         """
         self.restore()
-        found, last = "", ""
-
-        def observe(frame: FrameType, event: str, _: Any) -> Any:
-            nonlocal found, last
-            if found or not is_of_user(frame.f_code.co_filename):
-                return None
-            if self.changed():
-                found = last
-            last = f"{frame.f_code.co_filename}:{frame.f_lineno}: "
-            return observe
-
-        tracer = sys.gettrace()
-        sys.settrace(observe)
-        try:
-            with torch.no_grad(), torch.random.fork_rng():
-                call()
-        except Exception:
-            return found
-        finally:
-            sys.settrace(tracer)
-            has_changed = bool(self.changed())
-        return found or (last if has_changed else "")
+        return line_that_changes(lambda: bool(self.changed()), call)
 
 
 def _states() -> dict[str, Any]:

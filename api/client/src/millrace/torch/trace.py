@@ -12,6 +12,7 @@ from torch._decomp import get_decompositions
 from torch.export import Dim, ExportedProgram, default_decompositions, export
 from torch.export.graph_signature import InputKind
 
+from millrace.torch.counters import Counters, Tracing
 from millrace.torch.document import DTYPES
 from millrace.torch.generators import Generators
 from millrace.torch.layout import Layout
@@ -57,17 +58,21 @@ REDUCTIONS = {"num_tokens": "labels", "batch_size": "samples", "sum": "sum"}
 class _Call(torch.nn.Module):
     """Calls a module and its loss with positional inputs, as keyword arguments can't be exported."""
 
-    def __init__(self, model: torch.nn.Module, call: Callable[..., Any], metrics: list[str]) -> None:
+    def __init__(
+        self, model: torch.nn.Module, call: Callable[..., Any], metrics: list[str], counters: Counters
+    ) -> None:
         """Create the module; its calls write the names of the metrics to `metrics`."""
         super().__init__()
         self.model = model
         self.call = call
         self.metrics = metrics
+        self.counters = counters
 
     def forward(self, *batch: Any) -> Any:
         """Return the metrics of a batch, and its loss as the last value."""
         loss, metrics = loss_and_metrics(self.call(self.model, *batch))
         self.metrics[:] = metrics
+        self.counters.observe()
         return (*metrics.values(), loss)
 
 
@@ -99,13 +104,21 @@ def trace(
     if call is None:
         call = _without_loss if loss is None else _with_loss(loss)
     metrics: list[str] = []
-    module = _Call(model, call, metrics)
+    module = _Call(model, call, metrics, Counters(_modules(model, loss)))
     was_training = model.training
     try:
         program = _exported(module.train(), tuple(batch.values()), location)
     finally:
         model.train(was_training)
     return _translated(model, program, list(batch), metrics, location)
+
+
+def _modules(model: torch.nn.Module, loss: Any) -> dict[str, torch.nn.Module]:
+    """Return the modules that are traced, by their names in messages."""
+    modules = dict(model.named_modules())
+    if isinstance(loss, torch.nn.Module):
+        modules |= {f"loss.{name}".rstrip("."): module for name, module in loss.named_modules()}
+    return modules
 
 
 def _location(function: Callable[..., Any] | None) -> str:
@@ -135,7 +148,7 @@ def _check(model: torch.nn.Module, batch: Mapping[str, torch.Tensor]) -> None:
             raise UnsupportedModelError(f"the parameter {name} has no elements, or some that are not finite")
 
 
-def _exported(module: torch.nn.Module, inputs: tuple[torch.Tensor, ...], location: str) -> ExportedProgram:
+def _exported(module: _Call, inputs: tuple[torch.Tensor, ...], location: str) -> ExportedProgram:
     shapes = (tuple({0: Dim.DYNAMIC} for _ in inputs),)
     try:
         hide_triton()
@@ -147,6 +160,7 @@ def _exported(module: torch.nn.Module, inputs: tuple[torch.Tensor, ...], locatio
                 return export(module, inputs, dynamic_shapes=shapes, strict=False)
 
         program = exported()
+        module.counters.check(program, Tracing(exported, _differ, lambda: module(*inputs)))
         if name := generators.changed():
             line = generators.line_that_draws(lambda: module(*inputs))
             # Models of transformers draw numbers that they do not need, such as for `layerdrop` of 0.
