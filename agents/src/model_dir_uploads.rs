@@ -6,7 +6,8 @@
 //!    └─────────────── catch_up, finish ────────────────────────┘
 //! ```
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -21,6 +22,7 @@ use tokio::sync::{oneshot, watch};
 
 use crate::checkpoints::checkpoint_failure;
 use crate::error::AgentError;
+use crate::write_watch::{OngoingWrite, WriteWatch};
 
 /// Interval between two tries to open a copy.
 const OPEN_RETRY_INTERVAL: Duration = Duration::from_secs(5);
@@ -45,6 +47,8 @@ pub type Opened = oneshot::Receiver<Result<(), ModelDirError>>;
 /// The uploads of a run. If this value is dropped, they end by themselves when everything is uploaded.
 pub struct ModelDirUploads {
     run: UploadHandle,
+    /// An upload that fails again and again.
+    failing: WriteWatch,
     has_ended: watch::Receiver<bool>,
     thread: JoinHandle<Result<(), ModelDirError>>,
 }
@@ -56,7 +60,9 @@ impl ModelDirUploads {
     ///
     /// # Errors
     /// The thread can't be started.
-    pub fn start(settings: UploadSettings) -> Result<(Self, Opened), AgentError> {
+    pub fn start(mut settings: UploadSettings) -> Result<(Self, Opened), AgentError> {
+        let failing = WriteWatch::default();
+        settings.report = watched(failing.clone(), &settings);
         let (run, control) = upload_handle();
         let (end, has_ended) = watch::channel(false);
         let (opened, opening) = oneshot::channel();
@@ -67,13 +73,19 @@ impl ModelDirUploads {
             uploaded
         };
         let thread = std::thread::Builder::new().name("bucket".to_owned()).spawn(work).map_err(AgentError::local)?;
-        Ok((Self { run, has_ended, thread }, opening))
+        Ok((Self { run, failing, has_ended, thread }, opening))
     }
 
     /// Becomes true if the uploads have ended before the run, for example because another machine has taken the
     /// model_dir over.
     pub fn has_ended(&self) -> watch::Receiver<bool> {
         self.has_ended.clone()
+    }
+
+    /// Returns the upload that fails again and again, as a write to the address of the model_dir; `None` if the bucket
+    /// responds.
+    pub fn failing(&self) -> Option<OngoingWrite> {
+        self.failing.ongoing()
     }
 
     /// Waits until the uploads have ended.
@@ -98,6 +110,19 @@ impl ModelDirUploads {
         let uploaded = self.thread.join().map_err(|_| AgentError::local("the thread of uploads has panicked"))?;
         uploaded.map_err(bucket_failure)
     }
+}
+
+/// Returns the reporter of `settings`, which also records in `failing` when uploads fail.
+fn watched(failing: WriteWatch, settings: &UploadSettings) -> Reporter {
+    let (report, address) = (settings.report.clone(), settings.address.to_string());
+    Arc::new(move |event: CopyEvent| {
+        match &event {
+            CopyEvent::UploadFailed(_) => failing.begin(Path::new(&address)),
+            CopyEvent::UploadsContinue => failing.end(),
+            _ => {}
+        }
+        report(event);
+    })
 }
 
 async fn open_and_upload(

@@ -32,9 +32,19 @@ impl OngoingWrite {
 impl WriteWatch {
     /// Runs `write`, which writes to `file`.
     pub fn watch<T>(&self, file: &Path, write: impl FnOnce() -> T) -> T {
-        self.set(Some(OngoingWrite { file: file.to_owned(), began: Instant::now() }));
+        self.begin(file);
         let _end = EndOnDrop(self);
         write()
+    }
+
+    /// Begins a write to `file`.
+    pub fn begin(&self, file: &Path) {
+        self.set(Some(OngoingWrite { file: file.to_owned(), began: Instant::now() }));
+    }
+
+    /// Ends the write in progress.
+    pub fn end(&self) {
+        self.set(None);
     }
 
     /// Returns the write in progress; `None` if there is none.
@@ -52,7 +62,7 @@ struct EndOnDrop<'a>(&'a WriteWatch);
 
 impl Drop for EndOnDrop<'_> {
     fn drop(&mut self) {
-        self.0.set(None);
+        self.0.end();
     }
 }
 

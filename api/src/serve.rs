@@ -387,7 +387,9 @@ async fn start_kubernetes_backend(
         anyhow::bail!("file readers need an image: give this server's own image with --image");
     }
     if args.model_dir_store.is_some() {
-        anyhow::bail!("--model-dir-store is for a server on one machine: on a cluster, name the bucket in storage.bucket of the Appliance");
+        anyhow::bail!(
+            "--model-dir-store is for a server on one machine: on a cluster, name the bucket in storage.bucket of the Appliance"
+        );
     }
     let client = millrace_cluster::client::connect().await?;
     millrace_cluster::client::wait_for_api_server(&client).await;

@@ -10,6 +10,7 @@ use tokio::time::{Interval, MissedTickBehavior, interval};
 
 use super::CoordinatorDriver;
 use crate::error::AgentError;
+use crate::model_dir_uploads::ModelDirUploads;
 use crate::write_watch::{MAX_CHECKPOINT_WRITE_TIME, OngoingWrite};
 
 /// Time between two checks whether the storage of model_dir responds.
@@ -60,7 +61,8 @@ impl CoordinatorDriver {
         let own = self.checkpoint_writer.as_ref().and_then(|writer| writer.writes().ongoing());
         let is_given_up = self.creation.as_ref().is_some_and(|creation| creation.is_given_up);
         let own = own.filter(|write| is_given_up || write.exceeds(MAX_CHECKPOINT_WRITE_TIME));
-        self.reporter.check_storage(self.stalled_shards.values().cloned().chain(own));
+        let uploads = self.uploads.as_ref().and_then(ModelDirUploads::failing);
+        self.reporter.check_storage(self.stalled_shards.values().cloned().chain(own).chain(uploads));
         Ok(())
     }
 
