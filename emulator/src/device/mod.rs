@@ -18,6 +18,7 @@ use crate::tree::Node;
 mod activations;
 mod cpu;
 mod gradients;
+mod loss_weights;
 mod packs;
 mod samples;
 #[cfg(test)]
@@ -26,6 +27,7 @@ mod weights;
 
 pub(crate) use cpu::check_operator;
 pub use cpu::{CpuDevice, DeviceOptions, DeviceStartError, OperatorTime};
+pub use loss_weights::{LossWeights, LossWeightsError};
 
 /// The samples of one leaf.
 #[derive(Clone, Copy, Debug)]
@@ -75,7 +77,8 @@ pub struct LeafLoss {
     pub correct: u64,
     /// Sums of the losses beside the main one, each loss times its factor; zero if there are none.
     pub other: LossSums,
-    /// Sums of the [metrics](crate::graph::Graph::metrics).
+    /// Sums of the [metrics](crate::graph::Graph::metrics); then, for each [loss with a weight]
+    /// (crate::graph::WeightedLoss), the sum of the loss times its factor, and that of the weight.
     pub metrics: Vec<f64>,
     /// If a loss is not finite: the first layer that computed a non-finite number. Always `None` in an evaluation,
     /// which keeps no activations.
@@ -104,6 +107,13 @@ pub trait Device: Send {
     /// # Errors
     /// Leaves, samples or nodes do not match the plan, or an integer is outside the table that it indexes.
     fn begin(&mut self, training: bool, nodes: &[Node], leaves: &[LeafInput<'_>]) -> Result<(), DeviceError>;
+
+    /// Sets the factors of the [losses with a weight](crate::graph::WeightedLoss) in the training rounds that begin
+    /// from now on; they are 1 before. Evaluations do not use them.
+    ///
+    /// # Errors
+    /// There are more or fewer factors than such losses.
+    fn scale_losses(&mut self, factors: &[f64]) -> Result<(), DeviceError>;
 
     /// Loads a chunk of weights onto the wafer.
     ///
@@ -189,6 +199,9 @@ pub enum DeviceError {
     /// The requested partial sums are not the cover of the leaves.
     #[error("partial sums {requested} were requested, but the leaves of the round produce {produced}")]
     Nodes { requested: String, produced: String },
+    /// Another number of factors of losses than the graph has losses with a weight.
+    #[error("received {found} factors of losses, but the plan's graph has {expected} losses with a weight")]
+    LossFactors { expected: usize, found: usize },
     /// The plan has no such chunk.
     #[error("chunk {chunk} was loaded, but the plan has {chunks}")]
     UnknownChunk { chunk: ChunkId, chunks: usize },

@@ -4,13 +4,18 @@
 use millrace_params::{InitializerSpec, Initializers, ModelSpec, Nonlinearity};
 
 use crate::common::{
-    Elements, LARGE, Samples, device, evaluate, initial_weights, plan, recomputing, spec, to_f64, with_dropout,
+    Elements, LARGE, Samples, device, evaluate, initial_weights, plan, recomputing, spec, step, to_f64, with_dropout,
 };
 use crate::compile::BatchSpec;
+use crate::device::{Device, DeviceError, InputData, LossWeights};
 use crate::families;
-use crate::graph::Graph;
-use crate::ops::testing::{TestGraph, WIDTH, check_graph, check_plan, reference_loss};
-use crate::ops::{Activation, Dropout, LayerNorm, Linear};
+use crate::graph::{Axes, DType, Graph};
+use crate::kernels::Simd;
+use crate::ops::testing::{ROWS, TestGraph, VOCABULARY, WIDTH, check_graph, check_plan, reference_loss};
+use crate::ops::{
+    Activation, Cast, Compare, CrossEntropy, Dropout, Gather, LayerNorm, Linear, LogitsCrossEntropy, Reduce, Reduction,
+    Relation, Select, SumLoss,
+};
 use crate::plan::Encoding;
 
 const GELU: Activation = Activation { kind: Nonlinearity::Gelu };
@@ -107,6 +112,80 @@ fn gradients_of_whole_models_agree_with_the_reference() {
         check_plan(name, &plan(graph.clone(), batch, Encoding::F32, LARGE), 37);
         check_plan(name, &recomputing(graph, batch), 151);
     }
+}
+
+/// A graph with three losses that have weights, in two layers: the mean of what a mask selects, cross-entropies with a
+/// weight for each class, and the mean over labels that are not negative.
+fn graph_of_weighted_losses() -> Graph {
+    TestGraph::build(|s, x| {
+        let mask = s.numbers(&[ROWS, 1]);
+        let (square, y) = (s.mul(mask, mask), s.linear(x, WIDTH, true));
+        let masked = s.mul(y, square);
+        let weight = s.node(sum(&[0, 1]), &[square], &[]);
+        s.loss_with_weight(SumLoss { factor: 0.5 }, &[masked], weight, &[]);
+        s.end_layer();
+        let (labels, zero) = (s.labels(), s.integer_constant(0));
+        let counts = s.node(Compare { relation: Relation::Ge }, &[labels, zero], &[]);
+        let index = s.node(Select, &[counts, labels, zero], &[]);
+        let of_classes = s.constant(&[VOCABULARY]);
+        let of_labels = s.node(Gather { axis: 0 }, &[of_classes, index], &[]);
+        let no_weight = s.number(0.0);
+        let of_labels = s.node(Select, &[counts, of_labels, no_weight], &[]);
+        let (logits, weight) = (s.linear(y, VOCABULARY, false), s.node(sum(&[0]), &[of_labels], &[]));
+        s.loss_with_weight(LogitsCrossEntropy { factor: 2.0 }, &[logits, labels], weight, &[]);
+        let counts = s.node(Cast { to: DType::F32 }, &[counts], &[]);
+        let (count, params) = (s.node(sum(&[0]), &[counts], &[]), [s.tensor(&[VOCABULARY, WIDTH])]);
+        s.loss_with_weight(CrossEntropy::with_factor(0.25), &[y, labels], count, &params);
+        y
+    })
+}
+
+fn sum(axes: &[usize]) -> Reduce {
+    Reduce { reduction: Reduction::Sum, axes: Axes::new(axes).unwrap(), keep: false }
+}
+
+#[test]
+fn losses_with_weights_are_scaled_by_the_factors_of_the_step() {
+    let graph = graph_of_weighted_losses();
+    check_graph("weighted losses", graph.clone());
+    let (batch, factors) = (BatchSpec { samples: 6, leaf_bound: 2 }, [0.5, 3.0, 0.0]);
+    let mut scaled = graph.clone();
+    let losses: Vec<usize> = graph.weighted_losses().map(|loss| loss.node).collect();
+    losses.iter().zip(factors).for_each(|(&node, factor)| scaled.nodes[node].op = graph.nodes[node].op.times(factor));
+    let plans = [graph, scaled].map(|graph| plan(graph, batch, Encoding::F32, LARGE));
+    let (weights, samples) = (initial_weights(&plans[0], 11), Samples::random(&plans[0], 5));
+    let mut device = device(&plans[0], 1);
+    let unscaled = evaluate(&mut device, &plans[0], &weights, &samples);
+    device.scale_losses(&factors).unwrap();
+    let expected = step(&mut crate::common::device(&plans[1], 1), &plans[1], &weights, &samples);
+    assert_eq!(step(&mut device, &plans[0], &weights, &samples), expected);
+    assert_eq!(evaluate(&mut device, &plans[0], &weights, &samples), unscaled, "factors are those of training");
+    assert_eq!(device.scale_losses(&[1.0]), Err(DeviceError::LossFactors { expected: 3, found: 1 }));
+}
+
+/// Systems report the weights that are computed from the samples alone.
+#[test]
+fn weights_are_functions_of_the_samples() {
+    let plan = plan(graph_of_weighted_losses(), BatchSpec { samples: 6, leaf_bound: 2 }, Encoding::Bf16, LARGE);
+    let (weights, samples) = (initial_weights(&plan, 11), Samples::random(&plan, 5));
+    let losses = evaluate(&mut device(&plan, 2), &plan, &weights, &samples);
+    let mut of_samples = LossWeights::new(&plan.graph, 2, Simd::detect()).unwrap().unwrap();
+    for (leaf, loss) in samples.leaves(plan.leaves, 0..3).iter().zip(&losses) {
+        let [_, mask, _, selected, _, labels] = loss.metrics[..] else { panic!("{:?}", loss.metrics) };
+        assert_eq!(of_samples.of_leaf(&leaf.inputs).unwrap(), [mask, selected, labels]);
+        // Also the labels of the main loss, which has no weight.
+        assert_eq!(labels, loss.tokens as f64);
+        let numbers = samples.inputs[2].to_f64(leaf.leaf as usize * 2 * ROWS..(leaf.leaf as usize + 1) * 2 * ROWS);
+        let expected: f64 = numbers.iter().map(|mask| mask * mask).sum();
+        assert!((mask / expected - 1.0).abs() < 1e-6, "{mask} for {expected}");
+        assert!(loss.metrics[0] + loss.metrics[2] + loss.metrics[4] < loss.loss);
+    }
+    let mut bad = samples.leaves(plan.leaves, 0..1).remove(0);
+    let labels = vec![VOCABULARY as i32; 2 * ROWS];
+    bad.inputs[1] = InputData::I32(&labels);
+    let error = of_samples.of_leaf(&bad.inputs).unwrap_err().to_string();
+    assert!(error.contains("is 11 at position 0, but must be less than 11"), "{error}");
+    assert!(LossWeights::new(&TestGraph::build(|_, x| x), 2, Simd::detect()).unwrap().is_none());
 }
 
 #[test]

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use super::{
-    Constant, DType, Graph, GraphError, INPUT_IDS, Initializer, LABELS, Layer, OpNode, Shape, Tensor, TensorId,
-    TensorRole, Value, ValueId,
+    Constant, DType, Graph, GraphError, INPUT_IDS, Initializer, LABELS, Layer, LossReduction, OpNode, Shape, Tensor,
+    TensorId, TensorRole, Value, ValueId,
 };
 use crate::ops::{OpKind, Signature};
 
@@ -108,6 +108,11 @@ impl GraphBuilder {
         let node = self.checked(op.into(), inputs, params)?;
         self.graph.nodes.push(node);
         Ok(())
+    }
+
+    /// States what the sum of the losses that have no weight is divided by.
+    pub const fn reduce_losses(&mut self, reduction: LossReduction) {
+        self.graph.reduction = Some(reduction);
     }
 
     /// Ends a layer after the last operator.

@@ -62,8 +62,8 @@ pub fn document_schema() -> serde_json::Value {
         nodes: Vec<NodeDocument>,
         /// Layers, which cover every operator in order. If they are missing, they follow from the operators' paths.
         layers: Option<Vec<Layer>>,
-        /// What the sum of the losses is divided by. If it is missing, the key `model.loss_scaling` of the params says
-        /// it.
+        /// What the sum of the losses that have no weight is divided by. If it is missing, the key `model.loss_scaling`
+        /// of the params says it. A graph whose losses have weights states `samples`.
         reduction: Option<LossReduction>,
     }
     schemars::schema_for!(GraphDocument).into()

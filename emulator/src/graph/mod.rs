@@ -8,6 +8,7 @@
 //!
 //! A model has one or more losses, which are operators without an output. What training minimizes is the sum of the
 //! losses, each times its factor. The last operator is the main loss: its tokens and correct predictions are reported.
+//! A loss may have a [divisor of its own](WeightedLoss).
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -20,6 +21,7 @@ mod builder;
 mod cut;
 mod dimensions;
 mod document;
+mod losses;
 mod metrics;
 mod packing;
 mod read;
@@ -31,6 +33,7 @@ pub use builder::GraphBuilder;
 pub use dimensions::{Axes, Dimensions, MAX_DIMENSIONS};
 #[cfg(feature = "schema")]
 pub use document::document_schema;
+pub use losses::WeightedLoss;
 pub use metrics::{GraphMetric, MAX_METRIC_ELEMENTS};
 pub use packing::{ATTENTION_SPAN, POSITION_IDS};
 pub use read::{DocumentError, MAX_DOCUMENT_BYTES};
@@ -170,7 +173,7 @@ pub struct Graph {
     pub inputs: Vec<ValueId>,
     /// Values with fixed content.
     pub constants: Vec<Constant>,
-    /// What the sum of the losses is divided by; `None` if the params say it.
+    /// What the sum of the losses that have no weight is divided by; `None` if the params say it.
     pub reduction: Option<LossReduction>,
 }
 

@@ -1,5 +1,5 @@
 use super::*;
-use crate::ops::{Add, CrossEntropy, Embedding, Metric};
+use crate::ops::{Add, CrossEntropy, Embedding, Metric, Reduce, Reduction};
 use crate::testing::TINY;
 
 fn constant(value: ValueId, elements: usize) -> Constant {
@@ -28,6 +28,29 @@ fn operators_of_metrics_can_be_left_out() {
     assert_eq!(found, [("first", 0..8192, None), ("second", 8192..16384, None)]);
     let without = with_metrics.without_metrics();
     assert_eq!((without.nodes, without.layers), (graph.nodes, graph.layers));
+}
+
+/// Makes a value the weight of the only loss.
+fn weigh_loss(graph: &mut Graph, value: ValueId) {
+    graph.nodes.last_mut().unwrap().inputs.push(value);
+    graph.reduction = Some(LossReduction::Samples);
+}
+
+#[test]
+fn weights_of_losses_are_a_graph_of_their_own() {
+    let mut graph = TINY.graph();
+    assert_eq!((graph.of_loss_weights(), graph.reported_sums()), (None, 0));
+    let number = Shape::new(DType::F32, &[]).unwrap();
+    graph.values.push(Value { name: "weight".into(), shape: number });
+    graph.inputs.push(graph.values.len() - 1);
+    let weight = graph.inputs[2];
+    weigh_loss(&mut graph, weight);
+    graph.validate().unwrap();
+    let loss = graph.weighted_losses().next().unwrap();
+    assert_eq!((loss.node, loss.input, loss.weight, loss.sums), (graph.nodes.len() - 1, 2, weight, 0..2));
+    let weights = graph.of_loss_weights().unwrap();
+    weights.validate().unwrap();
+    assert_eq!((weights.nodes.len(), &weights.inputs, weights.reported_sums()), (1, &graph.inputs, 2));
 }
 
 /// Every way to break a graph, with the resulting message.
@@ -82,6 +105,28 @@ fn faults_of_graph_are_named() {
         (|g| add_metrics(g, &["a metric"]), "a metric is called \"a metric\""),
         (|g| add_metrics(g, &["same", "same"]), "a metric is called \"same\""),
         (|g| add_metrics(g, &["a", "b", "c", "d", "e", "f", "g", "h"]), "the metrics have 65544 elements"),
+        (|g| weigh_loss(g, 99), "value 99"),
+        (|g| weigh_loss(g, 0), "input 2 must be f32 [], not i32 [128]"),
+        (
+            |g| {
+                let (sum, loss) = (Reduction::Sum, g.nodes.len() - 1);
+                add_metrics(g, &["sum"]);
+                let value = g.values.len() - 1;
+                g.values[value].shape = Shape::new(DType::F32, &[]).unwrap();
+                g.nodes[loss].op = Reduce { reduction: sum, axes: Axes::new(&[0, 1]).unwrap(), keep: false }.into();
+                weigh_loss(g, value);
+            },
+            "the weight \"sum\" of CrossEntropy (operator 24, layer \"head\") depends on a tensor",
+        ),
+        (
+            |g| {
+                weigh_loss(g, 0);
+                g.values[0].shape = Shape::new(DType::F32, &[]).unwrap();
+                g.nodes[0].inputs[0] = 1;
+                g.reduction = None;
+            },
+            "states the reduction \"samples\"",
+        ),
         (|g| g.layers[1].nodes.start += 1, "begins at operator 3"),
         (|g| g.layers.last_mut().unwrap().nodes.end += 1, "an end at operator"),
         (|g| g.layers.insert(1, Layer { name: "void".into(), nodes: 2..2, block: None }), "\"void\" has no operators"),

@@ -113,6 +113,16 @@ pub enum GraphError {
     /// The last operator is not a loss, or there are too many losses.
     #[error("the last operator of a model is a loss, and it has at most {MAX_LOSSES} losses; {0}")]
     Loss(String),
+    /// The losses without a weight have no divisor that is known before a step.
+    #[error("{0} has a weight; a model whose losses have weights states the reduction \"samples\"")]
+    WeightsWithoutSamples(String),
+    /// A weight is not known before a step.
+    #[error("the weight {value:?} of {location} depends on a tensor; weights of losses depend on inputs and constants")]
+    TrainedWeight {
+        /// The loss.
+        location: String,
+        value: String,
+    },
     /// Names of metrics are part of files and messages.
     #[error(
         "a metric is called {0:?}; names are unique, and consist of up to 100 letters, digits and the characters _-./"
@@ -160,7 +170,7 @@ impl Graph {
     }
 
     /// Formats the operator for messages: kind, position and layer.
-    fn node_name(&self, node: NodeId) -> String {
+    pub(super) fn node_name(&self, node: NodeId) -> String {
         let layer = self.layers.iter().find(|layer| layer.nodes.contains(&node)).map_or("?", |layer| &layer.name);
         let kind = self.nodes.get(node).map_or("operator", |node| node.op.name());
         format!("{kind} (operator {node}, layer {layer:?})")
@@ -250,7 +260,7 @@ impl Graph {
             return Err(GraphError::Loss(format!("the last one produces a value: {}", self.node_name(last))));
         }
         match self.nodes.iter().filter(|node| node.output.is_none()).count() {
-            0..=MAX_LOSSES => self.check_metrics(),
+            0..=MAX_LOSSES => self.check_loss_weights().and_then(|()| self.check_metrics()),
             losses => Err(GraphError::Loss(format!("this one has {losses}"))),
         }
     }

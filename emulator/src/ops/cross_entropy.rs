@@ -1,5 +1,5 @@
-//! `(x [.., H], labels [..]; weight [V, H], bias [V]?) -> loss`: the sum over rows with label >= 0 of the
-//! cross-entropy of `x weight^T + bias`, in blocks of the vocabulary, times a factor.
+//! `(x [.., H], labels [..], weight []?; table [V, H], bias [V]?) -> loss`: the sum over rows with label >= 0 of the
+//! cross-entropy of `x table^T + bias`, in blocks of the vocabulary, times a factor.
 
 use serde::{Deserialize, Serialize};
 
@@ -56,7 +56,7 @@ fn is_one(factor: &f32) -> bool {
 
 impl Operator for CrossEntropy {
     fn output(&self, io: &Signature<'_>) -> Result<Option<Shape>, OpError> {
-        let [x, labels] = io.inputs([DType::F32, DType::I32])?;
+        let [x, labels] = io.without_weight(2)?.inputs([DType::F32, DType::I32])?;
         let expected = x.one_integer_per_row();
         if labels != expected {
             return Err(OpError::input_shape(1, expected, labels));
@@ -97,6 +97,10 @@ impl Operator for CrossEntropy {
 
     fn has_input_gradient(&self, input: usize) -> bool {
         input == 0
+    }
+
+    fn weight_input(&self) -> Option<usize> {
+        Some(2)
     }
 
     fn backward_reads_param(&self, _: usize) -> bool {
@@ -160,7 +164,7 @@ mod tests {
     use crate::graph::Graph;
     use crate::graph::Shape;
     use crate::ops::testing::{
-        OperatorTests, ReferenceArgs, ShapeCase, TOKENS, TestGraph, VOCABULARY, WIDTH, X, accepts, rejects,
+        OperatorTests, ReferenceArgs, ShapeCase, TOKENS, TestGraph, VOCABULARY, WIDTH, X, accepts, f32_shape, rejects,
     };
     use crate::ops::{Operator, Signature};
 
@@ -185,6 +189,8 @@ mod tests {
             vec![
                 accepts(CrossEntropy::new(), &[X, TOKENS], &[&[50, 4]], None),
                 accepts(CrossEntropy::new(), &[X, TOKENS], &[&[50, 4], &[50]], None),
+                accepts(CrossEntropy::new(), &[X, TOKENS, f32_shape(&[])], &[&[50, 4]], None),
+                rejects(CrossEntropy::new(), &[X, TOKENS, TOKENS], &[&[50, 4]], "input 2"),
                 rejects(CrossEntropy::new(), &[X, Shape::integers(7)], &[&[50, 4]], "input 1"),
                 rejects(CrossEntropy::with_factor(f32::NAN), &[X, TOKENS], &[&[50, 4]], "factor"),
                 rejects(

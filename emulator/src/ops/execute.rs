@@ -104,7 +104,7 @@ impl<'a> OperatorInput<'a> {
     }
 
     /// Returns the numbers; empty if there are none, or they are in the output's memory.
-    pub(super) fn values(self) -> &'a [f32] {
+    pub fn values(self) -> &'a [f32] {
         if let OperatorInput::Values(values) = self { values } else { &[] }
     }
 

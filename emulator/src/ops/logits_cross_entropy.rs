@@ -1,5 +1,5 @@
-//! `(logits [.., V], labels i32 [..]) -> loss`: the sum over rows with label >= 0 of the cross-entropy of the logits,
-//! times a factor. The positions of a sequence may be the classes, as in question answering.
+//! `(logits [.., V], labels i32 [..], weight []?) -> loss`: the sum over rows with label >= 0 of the cross-entropy of
+//! the logits, times a factor. The positions of a sequence may be the classes, as in question answering.
 
 use serde::{Deserialize, Serialize};
 
@@ -16,7 +16,7 @@ pub struct LogitsCrossEntropy {
 
 impl Operator for LogitsCrossEntropy {
     fn output(&self, io: &Signature<'_>) -> Result<Option<Shape>, OpError> {
-        io.rows_with_labels()?;
+        io.without_weight(2)?.rows_with_labels()?;
         io.params(&[], 0)?;
         if !self.factor.is_finite() {
             return Err(OpError::Attribute { name: "factor", value: self.factor, range: "finite" });
@@ -39,6 +39,10 @@ impl Operator for LogitsCrossEntropy {
 
     fn has_input_gradient(&self, input: usize) -> bool {
         input == 0
+    }
+
+    fn weight_input(&self) -> Option<usize> {
+        Some(2)
     }
 }
 
@@ -69,7 +73,9 @@ mod tests {
     use super::LogitsCrossEntropy;
     use crate::graph::{Graph, Shape};
     use crate::ops::Transpose;
-    use crate::ops::testing::{OperatorTests, ReferenceArgs, ShapeCase, TOKENS, TestGraph, X, accepts, rejects};
+    use crate::ops::testing::{
+        OperatorTests, ReferenceArgs, ShapeCase, TOKENS, TestGraph, X, accepts, f32_shape, rejects,
+    };
 
     const OP: LogitsCrossEntropy = LogitsCrossEntropy { factor: 0.5 };
 
@@ -87,6 +93,8 @@ mod tests {
         fn shape_cases() -> Vec<ShapeCase> {
             vec![
                 accepts(OP, &[X, TOKENS], &[], None),
+                accepts(OP, &[X, TOKENS, f32_shape(&[])], &[], None),
+                rejects(OP, &[X, TOKENS, X], &[], "input 2"),
                 rejects(OP, &[X, Shape::integers(7)], &[], "input 1"),
                 rejects(OP, &[X, TOKENS], &[&[50, 4]], "0 tensors"),
                 rejects(LogitsCrossEntropy { factor: f32::NAN }, &[X, TOKENS], &[], "factor"),

@@ -5,7 +5,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::{GradientForm, OpError, Operator, Signature};
-use crate::graph::{DType, Dimensions, Shape};
+use crate::graph::{DType, Shape};
 
 /// See the module documentation.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -15,15 +15,7 @@ pub struct Metric;
 impl Operator for Metric {
     fn output(&self, io: &Signature<'_>) -> Result<Option<Shape>, OpError> {
         io.params(&[], 0)?;
-        if io.inputs.len() == 1 {
-            let [x] = io.inputs([DType::F32])?;
-            return Ok(Some(x));
-        }
-        let [x, weight] = io.inputs([DType::F32, DType::F32])?;
-        let number = x.with_dimensions(Dimensions::default());
-        if weight != number {
-            return Err(OpError::input_shape(1, number, weight));
-        }
+        let [x] = io.without_weight(1)?.inputs([DType::F32])?;
         Ok(Some(x))
     }
 

@@ -246,6 +246,20 @@ operators! {
     random::Random,
 }
 
+impl OpKind {
+    /// Returns a loss times `factor`; any other operator unchanged.
+    #[must_use]
+    pub fn times(mut self, factor: f64) -> Self {
+        let own = match &mut self {
+            Self::SumLoss(SumLoss { factor }) | Self::LogitsCrossEntropy(LogitsCrossEntropy { factor }) => factor,
+            Self::CrossEntropy(CrossEntropy { factor, .. }) => factor,
+            _ => return self,
+        };
+        *own = (f64::from(*own) * factor) as f32;
+        self
+    }
+}
+
 /// Returns the work of an operator of a valid graph on one sample.
 pub fn node_flops(graph: &Graph, node: NodeId) -> Flops {
     let node = &graph.nodes[node];

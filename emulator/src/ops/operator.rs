@@ -106,6 +106,12 @@ pub trait Operator: std::fmt::Debug + Send + Sync {
         false
     }
 
+    /// Returns the position at which a loss may have one more input, its weight: a number that each sample contributes
+    /// to the divisor of the loss, see [`WeightedLoss`](crate::graph::WeightedLoss).
+    fn weight_input(&self) -> Option<usize> {
+        None
+    }
+
     /// Returns whether the backward pass computes a gradient of input `input`.
     fn has_input_gradient(&self, input: usize) -> bool {
         let _ = input;

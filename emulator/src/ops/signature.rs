@@ -1,6 +1,6 @@
 //! The shapes that an operator reads and makes, and the reasons to reject them.
 
-use crate::graph::{DType, Graph, OpNode, Shape};
+use crate::graph::{DType, Dimensions, Graph, OpNode, Shape};
 
 /// The inputs and tensors of an operator.
 #[derive(Clone, Debug)]
@@ -32,6 +32,19 @@ impl<'a> Signature<'a> {
             Some(input) => Err(OpError::InputType { input, expected: dtypes[input], found: inputs[input].to_string() }),
             None => Ok(inputs),
         }
+    }
+
+    /// Returns the signature without the weight of a loss or metric: a number that may follow the first `count` inputs.
+    pub(super) fn without_weight(&self, count: usize) -> Result<Self, OpError> {
+        let mut signature = self.clone();
+        if let Some(&weight) = self.inputs.get(count).filter(|_| self.inputs.len() == count + 1) {
+            let number = Shape::of(DType::F32, Dimensions::default());
+            if weight != number {
+                return Err(OpError::input_shape(count, number, weight));
+            }
+            signature.inputs.truncate(count);
+        }
+        Ok(signature)
     }
 
     /// Returns the only input, if it is a sequence: f32 of two dimensions, positions and features.

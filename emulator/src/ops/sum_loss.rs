@@ -1,4 +1,5 @@
-//! `(x [..]) -> loss`: the sum of all elements, times a factor. A loss that is computed by other operators ends here.
+//! `(x [..], weight []?) -> loss`: the sum of all elements, times a factor. A loss that is computed by other operators
+//! ends here.
 
 use serde::{Deserialize, Serialize};
 
@@ -15,12 +16,20 @@ pub struct SumLoss {
 
 impl Operator for SumLoss {
     fn output(&self, io: &Signature<'_>) -> Result<Option<Shape>, OpError> {
-        io.inputs([DType::F32])?;
+        io.without_weight(1)?.inputs([DType::F32])?;
         io.params(&[], 0)?;
         if !self.factor.is_finite() {
             return Err(OpError::Attribute { name: "factor", value: self.factor, range: "finite" });
         }
         Ok(None)
+    }
+
+    fn has_input_gradient(&self, input: usize) -> bool {
+        input == 0
+    }
+
+    fn weight_input(&self) -> Option<usize> {
+        Some(1)
     }
 }
 
@@ -61,6 +70,9 @@ mod tests {
             vec![
                 accepts(loss, &[X], &[], None),
                 accepts(loss, &[f32_shape(&[])], &[], None),
+                accepts(loss, &[X, f32_shape(&[])], &[], None),
+                rejects(loss, &[X, X], &[], "input 1 must be f32 [], not"),
+                rejects(loss, &[X, f32_shape(&[]), f32_shape(&[])], &[], "it reads 1 values, not 3"),
                 rejects(loss, &[TOKENS], &[], "type f32"),
                 rejects(loss, &[X], &[&[4]], "0 tensors"),
                 rejects(SumLoss { factor: f32::INFINITY }, &[X], &[], "factor"),

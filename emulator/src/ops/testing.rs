@@ -11,7 +11,9 @@ use super::{
 };
 use crate::common::{LARGE, Samples, device, initial_weights, plan, recomputing, round, step, to_f64, total};
 use crate::compile::BatchSpec;
-use crate::graph::{DType, Dimensions, Graph, GraphBuilder, Initializer, Shape, TensorId, TensorRole, ValueId};
+use crate::graph::{
+    DType, Dimensions, Graph, GraphBuilder, Initializer, LossReduction, Shape, TensorId, TensorRole, ValueId,
+};
 use crate::numerics::random::{DropoutMask, key};
 use crate::plan::{Encoding, StreamPlan};
 
@@ -271,6 +273,23 @@ impl TestGraph {
         let weight = self.tensor(self.builder.shape(x).dimensions().to_vec().as_slice());
         let y = self.mul_tensor(x, weight);
         self.loss_of(SumLoss { factor: 0.5 }, &[y], &[]);
+    }
+
+    /// Adds a loss of these inputs, and of a weight.
+    pub fn loss_with_weight(
+        &mut self,
+        loss: impl Into<OpKind>,
+        inputs: &[ValueId],
+        weight: ValueId,
+        params: &[TensorId],
+    ) {
+        self.builder.reduce_losses(LossReduction::Samples);
+        self.loss_of(loss, &[inputs, &[weight]].concat(), params);
+    }
+
+    /// Returns the labels of the last loss.
+    pub const fn labels(&self) -> ValueId {
+        self.labels
     }
 
     pub fn shape(&self, x: ValueId) -> Shape {

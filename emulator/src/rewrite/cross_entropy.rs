@@ -8,7 +8,8 @@ use crate::ops::{CrossEntropy, Gather, OpKind, Reduce, Reduction, Softmax, SumLo
 pub(super) fn cross_entropy(matcher: &mut Matcher<'_>, root: NodeId) -> Option<Replacement> {
     let node = &matcher.graph.nodes[root];
     let OpKind::SumLoss(SumLoss { factor }) = node.op else { return None };
-    let (logs, factor) = summand(matcher, node.inputs[0], factor)?;
+    let (&x, weight) = node.inputs.split_first()?;
+    let (logs, factor) = summand(matcher, x, factor)?;
     let gather = matcher.inner(logs)?;
     let OpKind::Gather(Gather { axis }) = gather.op else { return None };
     let (logs, index) = (gather.inputs[0], gather.inputs[1]);
@@ -27,7 +28,8 @@ pub(super) fn cross_entropy(matcher: &mut Matcher<'_>, root: NodeId) -> Option<R
         let has_shape = matcher.graph.values[labels].shape == shape.one_integer_per_row();
         (has_shape && matches!(reshape.op, OpKind::Reshape(_))).then_some(labels)
     })?;
-    Some(Replacement::new(CrossEntropy::with_factor(-factor), &[linear.inputs[0], labels], &linear.params))
+    let inputs = [&[linear.inputs[0], labels], weight].concat();
+    Some(Replacement::new(CrossEntropy::with_factor(-factor), &inputs, &linear.params))
 }
 
 /// Returns the value whose elements `value` is the sum of, and the factor of that sum.

@@ -3,7 +3,9 @@
 use std::sync::Arc;
 
 use millrace_emulator::compile::{BatchSpec, CompileRequest, compile};
-use millrace_emulator::device::{CpuDevice, Device as _, DeviceError, DeviceOptions, InputData, LeafInput};
+use millrace_emulator::device::{
+    CpuDevice, Device as _, DeviceError, DeviceOptions, InputData, LeafInput, LossWeights,
+};
 use millrace_emulator::graph::{DType, Graph};
 use millrace_emulator::kernels::Simd;
 use millrace_emulator::ops::layer_flops;
@@ -68,6 +70,13 @@ fn compute(graph: Graph) {
         }
     };
     let inputs: Vec<InputData<'_>> = plan.graph.inputs.iter().map(input).collect();
+    let weights = LossWeights::new(&plan.graph, plan.leaves.samples, Simd::detect()).expect("weights are a graph");
+    if let Some(mut weights) = weights {
+        let computed = weights.of_leaf(&inputs);
+        assert!(matches!(computed, Ok(_) | Err(DeviceError::Index { .. })), "{computed:?}");
+        let factors: Vec<f64> = computed.unwrap_or_default().iter().map(|weight| 2.0 / weight).collect();
+        let _ = device.scale_losses(&factors);
+    }
     let leaf = |leaf| LeafInput { leaf, first_sample: u64::from(leaf), inputs: &inputs };
     let leaves: Vec<LeafInput<'_>> = (0..plan.leaves.count).map(leaf).collect();
     let nodes = plan.leaves.tree().cover(0..plan.leaves.count);

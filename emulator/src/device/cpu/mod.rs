@@ -312,6 +312,17 @@ impl Device for CpuDevice {
         Ok(())
     }
 
+    fn scale_losses(&mut self, factors: &[f64]) -> Result<(), DeviceError> {
+        let OperatorTable { weighted_losses, training, .. } = &mut self.operators;
+        if weighted_losses.len() != factors.len() {
+            return Err(DeviceError::LossFactors { expected: weighted_losses.len(), found: factors.len() });
+        }
+        for (loss, factor) in weighted_losses.iter().zip(factors) {
+            training[loss.node] = self.plan.graph.nodes[loss.node].op.times(*factor);
+        }
+        Ok(())
+    }
+
     fn load(&mut self, chunk: ChunkId, encoding: Encoding, payload: &[u8]) -> Result<(), DeviceError> {
         self.weights.load(&self.plan, self.options.simd, chunk, encoding, payload)
     }

@@ -4,9 +4,9 @@ use std::ops::Range;
 use std::time::Duration;
 
 use super::DeviceStartError;
-use crate::graph::{Graph, GraphMetric, NodeId, OpNode};
-use crate::ops::IndexBounds;
+use crate::graph::{Graph, GraphMetric, NodeId, OpNode, WeightedLoss};
 use crate::ops::execute::{MAX_INPUTS, MAX_PARAMS, NodeShape, UnsupportedOperator};
+use crate::ops::{IndexBounds, OpKind};
 
 /// Seconds spent in one kind of operator.
 #[derive(Clone, Copy, Debug)]
@@ -27,10 +27,15 @@ pub(super) struct OperatorTable {
     pub shapes: Vec<NodeShape>,
     /// Index into the times.
     pub kinds: Vec<usize>,
-    /// For each operator, the positions of its sums among those of all metrics; empty if it is no metric.
+    /// For each operator, the positions of its sums among those that are reported; empty if it is neither a metric nor
+    /// a loss with a weight.
     pub metrics: Vec<Range<usize>>,
-    /// Number of sums of all metrics together.
+    /// Number of sums that are reported.
     pub metric_elements: usize,
+    /// The losses with a weight.
+    pub weighted_losses: Vec<WeightedLoss>,
+    /// Each operator as training executes it: losses with a weight times the factors of the step.
+    pub training: Vec<OpKind>,
     /// For each operator, the bounds of those of its inputs that other operators compute.
     bounds: Vec<[Option<IndexBounds>; MAX_INPUTS]>,
 }
@@ -58,14 +63,23 @@ impl OperatorTable {
         for GraphMetric { node, sums, weight, .. } in graph.metrics() {
             metrics[node] = sums.start..weight.map_or(sums.end, |weight| weight + 1);
         }
+        let weighted_losses: Vec<WeightedLoss> = graph.weighted_losses().collect();
+        weighted_losses.iter().for_each(|loss| metrics[loss.node] = loss.sums.clone());
         let table = Self {
             metrics,
-            metric_elements: graph.metric_elements(),
+            metric_elements: graph.reported_sums(),
+            weighted_losses,
+            training: graph.nodes.iter().map(|node| node.op).collect(),
             shapes: graph.nodes.iter().map(|node| NodeShape::of(graph, node)).collect(),
             kinds: graph.nodes.iter().map(|node| kind(node.op.name())).collect(),
             bounds: graph.nodes.iter().map(bounds).collect(),
         };
         (table, times)
+    }
+
+    /// Returns the position of the weight among the inputs of a loss that has one.
+    pub fn weight_input(&self, node: NodeId) -> Option<usize> {
+        self.weighted_losses.iter().find(|loss| loss.node == node).map(|loss| loss.input)
     }
 
     /// Returns the inputs of an operator that have bounds and are computed by other operators.

@@ -133,12 +133,16 @@ impl StepRunner<'_> {
             operator_context(self.cx, self.training, self.seed, self.samples, self.kind, self.scratch, node, leaf);
         let sums = self.metrics.get_mut(leaf).and_then(|sums| sums.get_mut(self.operators.metrics[node].clone()));
         context.metric = sums.unwrap_or_default();
-        self.plan.graph.nodes[node]
-            .op
-            .executor()
-            .forward(&mut context, execute::ForwardArgs { shape, inputs, weights, output, extra, scratch });
+        let op = if self.training { self.operators.training[node] } else { self.plan.graph.nodes[node].op };
+        op.executor().forward(&mut context, execute::ForwardArgs { shape, inputs, weights, output, extra, scratch });
         if self.plan.graph.nodes[node].output.is_none() {
-            self.loss_sums[leaf].add(self.scratch.sums);
+            let sums = self.scratch.sums;
+            self.loss_sums[leaf].add(sums);
+            let reported = self.metrics.get_mut(leaf).and_then(|all| all.get_mut(self.operators.metrics[node].clone()));
+            if let (Some(input), Some([loss, weight])) = (self.operators.weight_input(node), reported) {
+                *loss += sums.loss;
+                *weight += inputs[input].values().iter().map(|&weight| f64::from(weight)).sum::<f64>();
+            }
         }
     }
 
@@ -188,7 +192,7 @@ impl StepRunner<'_> {
                 BackwardPart::Whole | BackwardPart::Tensors => self.gradients.tensors(self.layer_gradients, position),
             },
         };
-        self.plan.graph.nodes[node].op.executor().backward(&mut context, io);
+        self.operators.training[node].executor().backward(&mut context, io);
     }
 
     /// Computes `to` from `from` and the previous content of `to`.
