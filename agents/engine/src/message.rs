@@ -1,6 +1,7 @@
 //! Control messages, exchanged directly between the coordinator and each agent, not through the data tree.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 use millrace_emulator::placement::Placement;
 use millrace_emulator::plan::ChunkId;
@@ -112,6 +113,16 @@ pub enum AgentCommand {
     Snapshot(SnapshotRequest),
     /// Shut down gracefully.
     Finish,
+    /// Sum the weights of losses over the samples of each of these leaves of a batch of the training, and report them
+    /// (activation servers).
+    WeighLosses { epoch: Epoch, batch: u64, leaves: Range<u32> },
+    /// Multiply the losses that have a weight by these factors in an iteration, which is opened next (systems).
+    ScaleLosses {
+        epoch: Epoch,
+        iteration: u64,
+        /// One factor per loss.
+        factors: Vec<f64>,
+    },
 }
 
 /// Configuration of a new epoch.
@@ -187,5 +198,14 @@ pub enum AgentReport {
         /// The reason, in one sentence.
         reason: String,
         cause: FailureCause,
+    },
+    /// Weights of losses, after [`AgentCommand::WeighLosses`] (activation servers).
+    LossWeights {
+        epoch: Epoch,
+        batch: u64,
+        /// The first of consecutive leaves.
+        first: u32,
+        /// For each leaf, the sum of the weight of each loss.
+        weights: Vec<Vec<f64>>,
     },
 }

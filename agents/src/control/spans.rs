@@ -134,6 +134,7 @@ impl AgentSpans {
                 open.snapshot = Some(tracing::info_span!(parent: &open.agent, "write snapshot", step = snapshot.step));
             }
             AgentCommand::Finish => open.end_step(),
+            AgentCommand::WeighLosses { .. } | AgentCommand::ScaleLosses { .. } => {}
         }
     }
 
@@ -163,7 +164,10 @@ impl AgentSpans {
                 open.end_step();
                 open.connecting = None;
             }
-            AgentReport::Committed { .. } | AgentReport::StorageStalled { .. } | AgentReport::Worked { .. } => {}
+            AgentReport::Committed { .. }
+            | AgentReport::LossWeights { .. }
+            | AgentReport::StorageStalled { .. }
+            | AgentReport::Worked { .. } => {}
         }
     }
 

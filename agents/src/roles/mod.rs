@@ -7,6 +7,7 @@ mod link_senders;
 mod memoryx;
 mod parent;
 mod process;
+mod samples;
 mod swarmx;
 mod termination_report;
 mod watchdog;

@@ -102,7 +102,12 @@ impl SwarmDriver {
                 let opened = node.machine.open(iteration, &mut out);
                 self.execute(opened, out);
             }
-            AgentCommand::Load(_) | AgentCommand::Commit { .. } | AgentCommand::Snapshot(_) | AgentCommand::Finish => {}
+            AgentCommand::Load(_)
+            | AgentCommand::Commit { .. }
+            | AgentCommand::Snapshot(_)
+            | AgentCommand::Finish
+            | AgentCommand::WeighLosses { .. }
+            | AgentCommand::ScaleLosses { .. } => {}
         }
     }
 

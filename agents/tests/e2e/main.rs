@@ -4,6 +4,7 @@ mod bad_input;
 mod bert;
 mod checkpoints;
 mod disk;
+mod divisors;
 mod first_use;
 mod generate;
 mod graphs;

@@ -64,6 +64,8 @@ fn main() -> std::io::Result<()> {
         ("commit", AgentCommand::Commit { record }),
         ("snapshot", AgentCommand::Snapshot(SnapshotRequest { step: 4, path: "m/checkpoint_4.partial".to_owned() })),
         ("finish", AgentCommand::Finish),
+        ("weigh_losses", AgentCommand::WeighLosses { epoch: EPOCH, batch: 3, leaves: 1..4 }),
+        ("scale_losses", AgentCommand::ScaleLosses { epoch: EPOCH, iteration: 2, factors: vec![0.5, f64::NAN] }),
     ];
     for (name, order) in &orders {
         write("control", name, &encode(order))?;
@@ -77,6 +79,9 @@ fn main() -> std::io::Result<()> {
     let reports = [
         ("loaded", AgentReport::Loaded { state }),
         ("linked", AgentReport::Linked { epoch: EPOCH }),
+        ("loss_weights", {
+            AgentReport::LossWeights { epoch: EPOCH, batch: 3, first: 1, weights: vec![vec![2.5, f64::INFINITY]] }
+        }),
         ("prepared", AgentReport::Prepared { epoch: EPOCH, step: 4, norms: vec![(0, 0.5), (1, f64::NAN)] }),
     ];
     for (name, report) in &reports {

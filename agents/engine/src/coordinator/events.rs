@@ -132,8 +132,11 @@ pub enum RunOutcome {
 pub struct Evaluation {
     /// Updates applied.
     pub step: u64,
-    /// Sum of all losses, divided by the number of tokens with a label in the main loss.
+    /// Sum of all losses, each that has a weight divided by the sum of it, and the others by the number of samples. If
+    /// none has a weight, all are divided by the number of tokens with a label in the main loss.
     pub loss: f64,
+    /// Mean of the main loss, with its factor: over its weight, or over the tokens with a label.
+    pub main_loss: f64,
     /// Number of tokens with a label.
     pub tokens: u64,
     /// Number of tokens predicted correctly.
@@ -155,11 +158,6 @@ impl Evaluation {
     /// Returns the share of the labels of the other losses predicted correctly.
     pub fn other_accuracy(&self) -> f64 {
         self.other.correct as f64 / self.other.labels.max(1) as f64
-    }
-
-    /// Returns the mean of the main loss, with its factor.
-    pub fn main_loss(&self) -> f64 {
-        self.loss - self.other.loss / self.tokens.max(1) as f64
     }
 
     /// Returns the exponential of the loss.

@@ -5,10 +5,10 @@ use std::collections::BTreeSet;
 use millrace_emulator::placement::ShardId;
 
 use crate::message::{AgentCommand, FailureCause, ShardState};
-use crate::types::{AgentId, CommitRecord, Iteration, IterationKind, LeafResult, add_metrics};
+use crate::types::{AgentId, CommitRecord, Iteration, IterationKind, LeafResult, Role, add_metrics};
 
 use super::membership::{is_placed, memoryx_agents};
-use super::run_policy::{LeafTable, LossScaling, NextAction, StepProgress, gradient_scale};
+use super::run_policy::{LeafTable, NextAction, StepProgress, gradient_scale};
 use super::spikes::Spike;
 use super::{Coordinator, CoordinatorCommand, Evaluation, Phase, RunOutcome};
 
@@ -57,7 +57,7 @@ impl Coordinator {
         if let Some(EvaluationInProgress { sums, .. }) = &self.evaluating {
             let wanted = self.policy.eval.map_or(0, |eval| eval.batches);
             if sums.batches < wanted {
-                self.open_iteration(IterationKind::Eval { step: self.step, batch: sums.batches }, out);
+                self.open_iteration(IterationKind::Eval { step: self.step, batch: sums.batches }, &[], out);
                 return false;
             }
             out.push(CoordinatorCommand::ReportEvaluation(sums.clone()));
@@ -75,7 +75,13 @@ impl Coordinator {
             }
             NextAction::Checkpoint => self.begin_checkpoint(out),
             NextAction::Train => {
-                self.open_iteration(IterationKind::Train { step: self.step + 1, batch: self.next_batch() }, out);
+                let (step, batch) = (self.step + 1, self.next_batch());
+                if let Some(factors) = self.loss_factors(batch, out) {
+                    self.open_iteration(IterationKind::Train { step, batch }, &factors, out);
+                    if step < self.policy.max_steps {
+                        self.weigh_batch(batch + 1, out);
+                    }
+                }
             }
             NextAction::End => match self.remaining_sources.pop_front() {
                 Some(source) => self.switch_source(source, out),
@@ -85,7 +91,8 @@ impl Coordinator {
         false
     }
 
-    fn open_iteration(&mut self, task: IterationKind, out: &mut Vec<CoordinatorCommand>) {
+    /// Opens an iteration. `factors` are those of the losses that have a weight.
+    fn open_iteration(&mut self, task: IterationKind, factors: &[f64], out: &mut Vec<CoordinatorCommand>) {
         let iteration = Iteration { number: self.next_iteration, task };
         self.next_iteration += 1;
         let leaves = if task.is_training() { self.plan.leaves } else { self.plan.eval_leaves };
@@ -96,6 +103,12 @@ impl Coordinator {
             prepared: BTreeSet::new(),
         });
         let Some(placement) = &self.placement else { return };
+        if !factors.is_empty() {
+            let (iteration, factors) = (iteration.number, factors.to_vec());
+            let scale = AgentCommand::ScaleLosses { epoch: self.epoch, iteration, factors };
+            let systems = placement.systems.iter().map(|system| AgentId::new(Role::Cs2, system.id));
+            out.extend(systems.map(|system| CoordinatorCommand::Send(system, scale.clone())));
+        }
         let order = AgentCommand::Open { epoch: self.epoch, iteration };
         let agents = self.members.keys().filter(|&&agent| is_placed(placement, agent));
         out.extend(agents.map(|&agent| CoordinatorCommand::Send(agent, order.clone())));
@@ -139,16 +152,17 @@ impl Coordinator {
     fn eval_batch(&mut self, total: LeafResult, out: &mut Vec<CoordinatorCommand>) {
         self.current = None;
         self.failures.clear();
-        let Some(evaluating) = &mut self.evaluating else { return };
-        let EvaluationInProgress { sums, loss_sum } = evaluating;
+        let Some(mut evaluating) = self.evaluating.take() else { return };
+        let EvaluationInProgress { sums, loss_sum } = &mut evaluating;
         *loss_sum += total.loss;
         sums.tokens += total.tokens;
         sums.correct += total.correct;
         sums.other += total.other;
         add_metrics(&mut sums.metrics, &total.metrics);
         sums.batches += 1;
-        sums.loss = *loss_sum * LossScaling::Tokens.factor(sums.tokens);
+        self.set_losses(sums, *loss_sum);
         out.push(CoordinatorCommand::ReportEvalBatch(sums.clone()));
+        self.evaluating = Some(evaluating);
     }
 
     pub(super) fn on_prepared(

@@ -22,6 +22,7 @@ mod checkpointing;
 mod events;
 mod iterations;
 mod link_failures;
+mod loss_weights;
 mod membership;
 mod restore;
 mod run_policy;
@@ -49,6 +50,7 @@ pub use spikes::{MAX_CONSECUTIVE_SKIPS, SkippedBatch, SpikePolicy};
 use checkpointing::CheckpointInProgress;
 use iterations::{CurrentIteration, EvaluationInProgress, PendingCommit};
 use link_failures::LinkFailures;
+use loss_weights::BatchWeights;
 use restore::{CheckpointSearch, FailedLoad, RestorePoint};
 
 #[derive(Debug)]
@@ -110,6 +112,8 @@ pub struct Coordinator {
     next_iteration: u64,
     current: Option<CurrentIteration>,
     evaluating: Option<EvaluationInProgress>,
+    /// By number of the batch of the training, from that of the next step on.
+    batch_weights: BTreeMap<u64, BatchWeights>,
     checkpoint: Option<CheckpointInProgress>,
     /// The step whose checkpoint could not be written, until another one begins.
     failed_save: Option<u64>,
@@ -159,6 +163,7 @@ impl Coordinator {
             next_iteration: 0,
             current: None,
             evaluating: None,
+            batch_weights: BTreeMap::new(),
             checkpoint: None,
             failed_save: None,
             pending_commit: None,
@@ -251,8 +256,12 @@ impl Coordinator {
             }
             AgentReport::LinkLost { epoch, peer } if epoch == self.epoch => self.on_link_lost(agent, peer, out),
             AgentReport::Failed { reason, cause } => self.on_failed(agent, reason, cause, out),
+            AgentReport::LossWeights { epoch, batch, first, weights } if epoch == self.epoch => {
+                self.on_loss_weights(batch, first, weights)
+            }
             // Reports of an older epoch.
             AgentReport::Linked { .. }
+            | AgentReport::LossWeights { .. }
             | AgentReport::Leaves { .. }
             | AgentReport::Prepared { .. }
             | AgentReport::LinkLost { .. }

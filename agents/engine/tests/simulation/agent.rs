@@ -6,9 +6,9 @@ use std::sync::Arc;
 use millrace_emulator::placement::{Placement, SwarmChild};
 use millrace_emulator::plan::StreamPlan;
 use millrace_engine::message::{AgentCommand, AgentReport, EpochConfig};
-use millrace_engine::types::{AgentId, Epoch, Role};
+use millrace_engine::types::{AgentId, Epoch, IterationKind, Role};
 
-use crate::model::samples;
+use crate::model::{samples, weight};
 use crate::network::{LinkKey, Network, Packet};
 use crate::shard::ShardBody;
 use crate::swarm::SwarmBody;
@@ -124,6 +124,21 @@ impl Agent {
                     RoleState::Swarm(swarm) if current => swarm.open(iteration, &mut context)?,
                     RoleState::System(system) if current => system.open(iteration),
                     _ => {}
+                }
+            }
+            AgentCommand::WeighLosses { epoch, batch, leaves } => {
+                let (body, mut context) = self.split(network);
+                let RoleState::Activation(plan) = body else { return Err(format!("{} weighs losses", context.me)) };
+                let (task, first) = (IterationKind::Train { step: 0, batch }, leaves.start);
+                let weights = samples(plan, task, leaves).into_iter().map(|sample| vec![weight(sample)]).collect();
+                context.report(AgentReport::LossWeights { epoch, batch, first, weights });
+            }
+            AgentCommand::ScaleLosses { epoch, iteration, factors } => {
+                let is_current = epoch == self.epoch;
+                let (body, context) = self.split(network);
+                let RoleState::System(system) = body else { return Err(format!("{} scales losses", context.me)) };
+                if is_current {
+                    system.scale_losses(iteration, &factors)?;
                 }
             }
             AgentCommand::Load(_) | AgentCommand::Commit { .. } | AgentCommand::Snapshot(_) => {

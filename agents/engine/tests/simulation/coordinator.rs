@@ -131,7 +131,9 @@ impl SimulatedCoordinator {
         let now = self.machine.epoch();
         let old = |(_, report): &(AgentId, AgentReport)| match report {
             AgentReport::Linked { epoch } | AgentReport::Leaves { epoch, .. } => *epoch < now,
-            AgentReport::Prepared { epoch, .. } | AgentReport::LinkLost { epoch, .. } => *epoch < now,
+            AgentReport::Prepared { epoch, .. }
+            | AgentReport::LinkLost { epoch, .. }
+            | AgentReport::LossWeights { epoch, .. } => *epoch < now,
             _ => false,
         };
         let old: Vec<usize> = (0..self.stale_messages.len()).filter(|&at| old(&self.stale_messages[at])).collect();

@@ -3,7 +3,8 @@
 
 use std::ops::Range;
 
-use millrace_emulator::graph::{Graph, Layer, LayerId};
+use millrace_emulator::graph::{Graph, Layer, LayerId, OpNode};
+use millrace_emulator::ops::SumLoss;
 use millrace_emulator::plan::{
     Chunk, ChunkId, DownSlot, Encoding, Group, GroupId, LayerPlan, LeafLayout, MachineBytes, Pass, StreamPlan, UpSlot,
 };
@@ -87,6 +88,25 @@ fn graph(layers: usize) -> Graph {
     Graph { layers, ..Graph::default() }
 }
 
+/// Gives the only loss of a plan a weight. The metrics of [`Leaf::result`] are then the sums of both.
+pub fn add_weight(plan: &mut StreamPlan) {
+    let loss = OpNode { op: SumLoss { factor: 1.0 }.into(), inputs: vec![0, 1], params: Vec::new(), output: None };
+    plan.graph.nodes.push(loss);
+}
+
+/// Returns the weight of the loss of a sample. Sums of weights depend on their order.
+pub fn weight(sample: u64) -> f64 {
+    1.0 / (1 + mix(sample) % 97) as f64
+}
+
+/// Returns the factor of the loss in a step over these samples, added in their order.
+pub fn factor(plan: &StreamPlan, samples: &[u64]) -> f64 {
+    if plan.graph.weighted_losses().next().is_none() {
+        return 1.0;
+    }
+    samples.len() as f64 / samples.iter().map(|sample| weight(*sample)).sum::<f64>()
+}
+
 /// Chunks to stream if a group stays on the wafer only if it is resident.
 fn down(plan: &StreamPlan, trains: bool) -> Vec<DownSlot> {
     let layers = plan.layers.len();
@@ -140,11 +160,13 @@ pub struct Leaf {
     /// Input of each layer so far, and the last output.
     values: Vec<f32>,
     slope: f32,
+    /// Factor of its loss.
+    factor: f64,
 }
 
 impl Leaf {
-    pub fn new(leaf: u32, sample: u64) -> Self {
-        Self { leaf, sample, values: vec![unit(mix(sample))], slope: 0.0 }
+    pub fn new(leaf: u32, sample: u64, factor: f64) -> Self {
+        Self { leaf, sample, values: vec![unit(mix(sample))], slope: 0.0, factor }
     }
 
     fn last(&self) -> f32 {
@@ -164,14 +186,15 @@ impl Leaf {
     /// Returns the loss after the last layer.
     pub fn result(&mut self) -> LeafResult {
         let error = self.last() - unit(mix(self.sample ^ 0x5555));
-        self.slope = 2.0 * error;
+        self.slope = 2.0 * error * self.factor as f32;
+        let loss = f64::from(error) * f64::from(error) * self.factor;
         LeafResult {
             leaf: self.leaf,
-            loss: f64::from(error) * f64::from(error),
+            loss,
             tokens: 1 + self.sample % 3,
             correct: u64::from(error > 0.0),
             other: OtherLosses { loss: f64::from(error), labels: 1, correct: u64::from(error < 0.0) },
-            metrics: vec![f64::from(error), f64::from(error).abs()],
+            metrics: vec![loss, weight(self.sample)],
             bad_layer: None,
         }
     }

@@ -27,10 +27,12 @@ pub enum PlantedBug {
     RepeatedStep,
     /// A system reads a batch that was skipped: a skipped batch is used by no step, after any failure.
     UsedSkippedBatch,
+    /// A system scales a loss by the factor of another step: a divisor is that of the batch.
+    OldFactor,
 }
 
 impl PlantedBug {
-    pub const ALL: [Self; 12] = [
+    pub const ALL: [Self; 13] = [
         Self::DoubledGradient,
         Self::RoundedSum,
         Self::SkippedCommit,
@@ -43,5 +45,6 @@ impl PlantedBug {
         Self::IgnoredCredit,
         Self::RepeatedStep,
         Self::UsedSkippedBatch,
+        Self::OldFactor,
     ];
 }

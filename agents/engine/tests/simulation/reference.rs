@@ -5,7 +5,7 @@ use millrace_emulator::plan::StreamPlan;
 use millrace_engine::coordinator::{Evaluation, LossScaling, MAX_CONSECUTIVE_SKIPS, RunPolicy, gradient_scale};
 use millrace_engine::types::{CommitRecord, IterationKind, LeafResult, OtherLosses, TrainingHistory, add_metrics};
 
-use crate::model::{Leaf, Parameters, layer_chunks, samples, squared_norm, sum};
+use crate::model::{Leaf, Parameters, factor, layer_chunks, samples, squared_norm, sum};
 
 /// Weights and commits after every step.
 pub struct Reference {
@@ -43,8 +43,10 @@ impl Reference {
     }
 
     fn forward(&self, plan: &StreamPlan, task: IterationKind, count: u32) -> (Vec<Leaf>, Vec<LeafResult>) {
-        let mut leaves: Vec<Leaf> =
-            samples(plan, task, 0..count).into_iter().enumerate().map(|(at, n)| Leaf::new(at as u32, n)).collect();
+        let samples = samples(plan, task, 0..count);
+        let factor = if task.is_training() { factor(plan, &samples) } else { 1.0 };
+        let leaf = |(at, sample)| Leaf::new(at as u32, sample, factor);
+        let mut leaves: Vec<Leaf> = samples.into_iter().enumerate().map(leaf).collect();
         for layer in 0..plan.layers.len() {
             let weights = self.weights(plan, task.required_step(), layer);
             leaves.iter_mut().for_each(|leaf| leaf.forward(&weights));
@@ -125,6 +127,11 @@ impl Reference {
             add_metrics(&mut all.metrics, &metrics);
         }
         all.loss = loss * LossScaling::Tokens.factor(all.tokens);
+        all.main_loss = all.loss - all.other.loss / all.tokens.max(1) as f64;
+        if plan.graph.weighted_losses().next().is_some() && batches > 0 {
+            let mean = all.metrics[0] / all.metrics[1];
+            (all.loss, all.main_loss) = (mean, mean);
+        }
         all
     }
 }

@@ -91,7 +91,12 @@ pub struct SimulatedAttempt {
 
 impl SimulatedJob {
     pub fn new(random: &mut Random) -> Self {
-        let plan = Arc::new(model::plan(random));
+        let mut plan = model::plan(random);
+        let has_weight = random.chance(30);
+        if has_weight {
+            model::add_weight(&mut plan);
+        }
+        let plan = Arc::new(plan);
         let maybe = |random: &mut Random, most: usize| random.chance(60).then(|| random.within(1, most) as u64);
         let policy = RunPolicy {
             train: !random.chance(5),
@@ -101,7 +106,7 @@ impl SimulatedJob {
                 .then(|| EvalPolicy { every: maybe(random, 3), batches: random.within(1, 3) as u64 }),
             checkpoint_every: maybe(random, 3),
             initial_checkpoint: random.chance(30),
-            scaling: if random.chance(50) {
+            scaling: if !has_weight && random.chance(50) {
                 LossScaling::Tokens
             } else {
                 LossScaling::BatchSize { weight: 0.25, batch: plan.leaves.batch() }

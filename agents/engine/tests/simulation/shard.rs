@@ -120,9 +120,11 @@ impl ShardBody {
                 }
                 Ok(())
             }
-            AgentCommand::Configure(_) | AgentCommand::Open { .. } | AgentCommand::Finish => {
-                Err("not only a shard's".to_owned())
-            }
+            AgentCommand::Configure(_)
+            | AgentCommand::Open { .. }
+            | AgentCommand::Finish
+            | AgentCommand::WeighLosses { .. }
+            | AgentCommand::ScaleLosses { .. } => Err("not only a shard's".to_owned()),
         }
     }
 

@@ -32,6 +32,10 @@ struct Run {
     window: u64,
     /// Leaves whose samples are being requested.
     asked: Option<std::ops::Range<u32>>,
+    /// Factors of the loss that has a weight, by iteration.
+    factors: BTreeMap<u64, f64>,
+    /// The factor in the current round.
+    factor: f64,
     /// Whether it must wait for an event.
     idle: bool,
     wafer: BTreeMap<ChunkId, Vec<f32>>,
@@ -58,6 +62,8 @@ impl SystemBody {
             plan: job.plan.clone(),
             window,
             asked: None,
+            factors: BTreeMap::new(),
+            factor: 1.0,
             idle: false,
             wafer: BTreeMap::new(),
             leaves: Vec::new(),
@@ -78,6 +84,14 @@ impl SystemBody {
             run.machine.open(iteration);
             run.idle = false;
         }
+    }
+
+    /// Takes the factor of the loss in an iteration that is opened next.
+    pub fn scale_losses(&mut self, iteration: u64, factors: &[f64]) -> Result<(), String> {
+        let &[factor] = factors else { return Err(format!("one loss has the factors {factors:?}")) };
+        let Some(run) = &mut self.run else { return Ok(()) };
+        run.factors.insert(iteration, factor);
+        Ok(())
     }
 
     pub fn grant(&mut self, total: u64) {
@@ -101,7 +115,8 @@ impl SystemBody {
         if leaves.len() != samples.len() {
             return Err("each leaf has its samples".to_owned());
         }
-        run.leaves = leaves.zip(samples).map(|(leaf, sample)| Leaf::new(leaf, sample)).collect();
+        let factor = run.factor;
+        run.leaves = leaves.zip(samples).map(|(leaf, sample)| Leaf::new(leaf, sample, factor)).collect();
         Ok(())
     }
 
@@ -137,6 +152,13 @@ impl Run {
                 self.wafer.clear();
                 self.gradients.clear();
                 self.asked = Some(leaves.clone());
+                self.factor = 1.0;
+                if iteration.task.is_training() && self.plan.graph.weighted_losses().next().is_some() {
+                    let is_late = context.network.has(PlantedBug::OldFactor);
+                    let number = iteration.number.saturating_sub(u64::from(is_late));
+                    let known = self.factors.get(&number).or_else(|| self.factors.get(&iteration.number));
+                    self.factor = *known.ok_or("an iteration has no factor of its loss")?;
+                }
                 let mut task = iteration.task;
                 if let IterationKind::Train { step, batch } = &mut task
                     && context.network.has(PlantedBug::UsedSkippedBatch)

@@ -83,7 +83,7 @@ impl ModelMetrics {
             None => named(&[("eval/accuracy", accuracy), ("eval/lm_perplexity", evaluation.perplexity())]),
             Some(EncoderTask::Pretraining { masked_token_weight, predicts_next_sentence, .. }) => {
                 let next_sentence = ("eval/accuracy_cls", evaluation.other_accuracy());
-                let perplexity = (evaluation.main_loss() / masked_token_weight).exp();
+                let perplexity = (evaluation.main_loss / masked_token_weight).exp();
                 let mut metrics = if *predicts_next_sentence { vec![next_sentence] } else { Vec::new() };
                 metrics.extend([("eval/accuracy_masked_lm", accuracy), ("eval/mlm_perplexity", perplexity)]);
                 named(&metrics)
@@ -106,7 +106,7 @@ impl ModelMetrics {
         let mut all = Vec::new();
         if self.predicts_classes {
             all.push(("eval/accuracy".to_owned(), evaluation.accuracy()));
-            all.push(("eval/perplexity".to_owned(), evaluation.main_loss().exp()));
+            all.push(("eval/perplexity".to_owned(), evaluation.main_loss.exp()));
         }
         let own = self.means("eval", &evaluation.metrics, self.eval_batch * evaluation.batches);
         all.retain(|(name, _)| own.iter().all(|(own, _)| own != name));
@@ -194,7 +194,7 @@ mod tests {
     fn names_depend_on_what_the_model_predicts() {
         let other = OtherLosses { loss: 8.0, labels: 4, correct: 1 };
         let evaluation =
-            Evaluation { step: 1, loss: 0.0, tokens: 8, correct: 6, other, metrics: Vec::new(), batches: 1 };
+            Evaluation { step: 1, main_loss: -1.0, tokens: 8, correct: 6, other, batches: 1, ..Evaluation::default() };
         let expected = named(&[("eval/accuracy", 0.75), ("eval/lm_perplexity", 1.0)]);
         assert_eq!(metrics(&decoder(), &evaluation, None), expected);
         let pretraining = EncoderTask::Pretraining {
@@ -203,7 +203,7 @@ mod tests {
             nonlinearity: Nonlinearity::Gelu,
             predicts_next_sentence: true,
         };
-        // Without the other losses, 8 / 8 tokens, the loss is -1; the weight of masked tokens is 0.5.
+        // The weight of masked tokens is 0.5.
         let perplexity = (-2.0_f64).exp();
         let expected =
             [("eval/accuracy_cls", 0.25), ("eval/accuracy_masked_lm", 0.75), ("eval/mlm_perplexity", perplexity)];

@@ -385,8 +385,11 @@ impl Reporter {
         self.files.step(record, self.model_metrics.of_step(metrics), seconds, rates);
     }
 
-    /// Returns the loss with the scaling of the params.
+    /// Returns the loss with the scaling of the params. Losses that have weights are divided already.
     fn eval_loss(&self, evaluation: &Evaluation) -> f32 {
+        if self.plan.graph.weighted_losses().next().is_some() {
+            return (evaluation.loss * self.job.model.loss_weight) as f32;
+        }
         let sum = evaluation.loss * evaluation.tokens as f64;
         match run_policy::scaling(&self.job, self.plan.eval_leaves.batch(), evaluation.batches) {
             LossScaling::Tokens => evaluation.loss as f32,

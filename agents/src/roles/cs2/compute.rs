@@ -18,15 +18,14 @@ use millrace_protocol::codec::{self, LinkContext};
 use millrace_protocol::proto;
 use millrace_protocol::samples::Checked;
 use millrace_shared_memory::SharedMemory;
-use millrace_telemetry::journal::OutcomeReason;
 use millrace_telemetry::metric_definitions::RoleMetrics;
 use millrace_telemetry::stall::StallReason;
 
-use super::samples::RoundInputs;
 use super::{ComputeInput, EpochStart, WorkReceiver};
 use crate::control::client::{ComputeUsage, MessageSender};
 use crate::control::job::CompiledJob;
 use crate::error::AgentError;
+use crate::roles::samples::{RoundInputs, device_failure};
 
 /// The state of the compute thread; see the parent module.
 pub(super) struct ComputeWorker {
@@ -42,15 +41,6 @@ pub(super) struct ComputeWorker {
 
 /// Maximum rounds whose samples are requested or received but not used yet.
 pub(super) const PREFETCH_ROUNDS: usize = 2;
-
-/// Converts an error of the device to a failure. An index that a sample contains is the same in every attempt.
-fn device_failure(error: DeviceError) -> AgentError {
-    match error {
-        DeviceError::Index { .. } => AgentError::with_reason(OutcomeReason::BadData, error)
-            .hint("compare the data with the classes or the vocabulary of the model"),
-        _ => AgentError::local(error),
-    }
-}
 
 /// Why an epoch can't continue on this system.
 enum EpochError {
@@ -78,6 +68,8 @@ struct ComputeEpoch {
     requested_rounds: usize,
     /// The round that waits for its samples.
     begin: Option<RoundStart>,
+    /// Factors of the losses that have a weight, by iteration, of those that have not begun.
+    loss_factors: VecDeque<(u64, Vec<f64>)>,
     /// The step of the current iteration.
     step: u64,
     /// Whether an iteration was opened in this epoch.
@@ -132,6 +124,16 @@ impl ComputeEpoch {
             return Ok(None);
         };
         Ok(self.begin.take().map(|begin| ComputeAction::Begin(begin, reply)))
+    }
+
+    /// Sets the factors of the losses in an iteration that trains, or in a further round of it.
+    fn scale_losses(&mut self, iteration: u64) -> Result<(), DeviceError> {
+        self.loss_factors.retain(|(number, _)| *number >= iteration);
+        match self.loss_factors.front() {
+            Some((number, factors)) if *number == iteration => self.device.scale_losses(factors),
+            // Without losses that have a weight.
+            _ => self.device.scale_losses(&[]),
+        }
     }
 
     fn waits_for(&self) -> StallReason {
@@ -226,11 +228,15 @@ impl ComputeWorker {
                     requested_rounds: 0,
                     device,
                     begin: None,
+                    loss_factors: VecDeque::new(),
                     step: 0,
                     opened: false,
                 });
             }
             (ComputeInput::Abandon, _) => *current = None,
+            (ComputeInput::ScaleLosses(epoch, iteration, factors), Some(current)) if current.start.epoch == epoch => {
+                current.loss_factors.push_back((iteration, factors));
+            }
             (ComputeInput::Open(epoch, iteration), Some(current)) if current.start.epoch == epoch => {
                 let EpochStart { placement, .. } = &*current.start;
                 let rounds = if iteration.task.is_training() { &placement.rounds } else { &placement.eval_rounds };
@@ -369,7 +375,8 @@ impl ComputeWorker {
         current.step = iteration.task.step();
         let (first, of_leaf, evaluation) = self.batch(iteration.task);
         let count = leaves.len() as u64 * u64::from(of_leaf);
-        let decoded = RoundInputs::decode(&self.job.plan.graph, reply, count)
+        let elements: Vec<_> = reply.inputs.iter().map(|input| (input.name.as_str(), &input.elements[..])).collect();
+        let decoded = RoundInputs::decode(&self.job.plan.graph, &elements, count)
             .map_err(|error| EpochError::Peer(current.server(), error.to_string()))?;
         let samples: Vec<_> = (0..leaves.len()).map(|index| decoded.of_leaf(index, leaves.len())).collect();
         let inputs: Vec<LeafInput<'_>> = leaves
@@ -381,6 +388,9 @@ impl ComputeWorker {
                 inputs,
             })
             .collect();
+        if !evaluation {
+            current.scale_losses(iteration.number).map_err(device_failure)?;
+        }
         let nodes = if evaluation { Vec::new() } else { current.start.placement.tree.cover(leaves) };
         Ok(current.device.begin(!evaluation, &nodes, &inputs).map_err(device_failure)?)
     }

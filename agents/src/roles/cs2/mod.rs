@@ -4,7 +4,6 @@
 //! state machine, drives the [`Device`](millrace_emulator::device::Device), and sends frames and reports itself.
 
 mod compute;
-mod samples;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -38,6 +37,8 @@ pub(super) enum ComputeInput {
     Epoch(Box<EpochStart>),
     /// The coordinator opened an iteration.
     Open(Epoch, Iteration),
+    /// The factors of the losses that have a weight, in the iteration of this number, which is opened next.
+    ScaleLosses(Epoch, u64, Vec<f64>),
     Weights(Frame),
     /// The parent granted gradient slots: the epoch and the running total.
     Grant(Epoch, u64),
@@ -178,7 +179,14 @@ impl SystemDriver {
         match command {
             AgentCommand::Configure(configure) => self.configure(&configure),
             AgentCommand::Open { epoch, iteration } => self.send_input(ComputeInput::Open(epoch, iteration)),
-            AgentCommand::Load(_) | AgentCommand::Commit { .. } | AgentCommand::Snapshot(_) | AgentCommand::Finish => {}
+            AgentCommand::ScaleLosses { epoch, iteration, factors } => {
+                self.send_input(ComputeInput::ScaleLosses(epoch, iteration, factors));
+            }
+            AgentCommand::Load(_)
+            | AgentCommand::Commit { .. }
+            | AgentCommand::Snapshot(_)
+            | AgentCommand::Finish
+            | AgentCommand::WeighLosses { .. } => {}
         }
     }
 

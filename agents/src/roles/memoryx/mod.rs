@@ -212,7 +212,7 @@ impl ShardDriver {
                 self.shard.commit(record, &mut out).map_err(AgentError::local)?;
             }
             AgentCommand::Snapshot(snapshot) => self.snapshot(snapshot),
-            AgentCommand::Finish => {}
+            AgentCommand::Finish | AgentCommand::WeighLosses { .. } | AgentCommand::ScaleLosses { .. } => {}
         }
         self.execute(out);
         Ok(())

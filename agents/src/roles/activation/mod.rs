@@ -1,5 +1,7 @@
-//! Activation server: answers requests of systems for samples. A sample is a pure function of its number, so the server
-//! has no state, and any server can answer any request.
+//! Activation server: answers requests of systems for samples, and of the coordinator for the weights of losses. A
+//! sample is a pure function of its number, so the server has no state, and any server can answer any request.
+
+mod loss_weights;
 
 use std::sync::Arc;
 
@@ -16,6 +18,7 @@ use tokio::sync::{mpsc, watch};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
 
+use self::loss_weights::{WeighRequest, start_weighing};
 use super::RoleContext;
 use super::work_meter::WorkMeter;
 use crate::control::client::{ComputeUsage, SessionEvent};
@@ -43,10 +46,16 @@ pub async fn run(context: RoleContext, terminate: Signal) -> Result<(), AgentErr
         Ok::<_, AgentError>((inputs, server))
     });
     let opened = opened.await.map_err(AgentError::local)?;
+    let mut weigh = None;
     match opened {
         Ok((inputs, server)) => {
             server.iter().for_each(|server| register_loader(&context.metrics, server));
-            let _ = ready.send(Some(Arc::new(inputs)));
+            let inputs = Arc::new(inputs);
+            match start_weighing(&session.job, &inputs, session.outbox.clone()) {
+                Ok(started) => weigh = started,
+                Err(failure) => session.outbox.send_report(&failure.report()),
+            }
+            let _ = ready.send(Some(inputs));
         }
         Err(failure) => session.outbox.send_report(&failure.report()),
     }
@@ -67,6 +76,10 @@ pub async fn run(context: RoleContext, terminate: Signal) -> Result<(), AgentErr
                 session.outbox.send_report(&AgentReport::Linked { epoch });
             }
             SessionEvent::Command(AgentCommand::Finish) | SessionEvent::Leave => break,
+            SessionEvent::Command(AgentCommand::WeighLosses { epoch, batch, leaves }) => {
+                // A thread that has ended has reported why.
+                weigh.iter().for_each(|weigh| drop(weigh.send(WeighRequest { epoch, batch, leaves: leaves.clone() })));
+            }
             SessionEvent::Command(_) => {}
             SessionEvent::Lost => {
                 context.ready.set(false);

@@ -1,10 +1,11 @@
-//! Decodes the samples that an activation server sends.
+//! Decodes samples for a device, as activation servers read and send them.
 
-use bytes::Bytes;
-use millrace_emulator::device::InputData;
+use millrace_emulator::device::{DeviceError, InputData};
 use millrace_emulator::graph::{DType, Graph};
 use millrace_emulator::numerics::little_endian;
-use millrace_protocol::proto;
+use millrace_telemetry::journal::OutcomeReason;
+
+use crate::error::AgentError;
 
 /// The samples of a round: one array for each input of the graph, in its order.
 pub(super) struct RoundInputs(Vec<Elements>);
@@ -24,16 +25,16 @@ enum Elements {
 }
 
 impl RoundInputs {
-    /// Decodes `samples` samples.
+    /// Decodes `samples` samples from the elements of inputs by their names.
     ///
     /// # Errors
     /// An input of the graph is missing, or has another number of bytes. The device checks the elements.
-    pub fn decode(graph: &Graph, reply: &proto::SamplesReply, samples: u64) -> Result<Self, InputError> {
+    pub fn decode(graph: &Graph, inputs: &[(&str, &[u8])], samples: u64) -> Result<Self, InputError> {
         let decode = |&id: &usize| {
             let value = &graph.values[id];
             let name = &value.name;
-            let input = reply.inputs.iter().find(|input| input.name == *name);
-            let elements = &input.ok_or_else(|| InputError::Missing(name.clone()))?.elements;
+            let input = inputs.iter().find(|(input, _)| input == name);
+            let (_, elements) = input.ok_or_else(|| InputError::Missing(name.clone()))?;
             let expected = value.shape.elements().saturating_mul(4).saturating_mul(samples);
             if elements.len() as u64 != expected {
                 let found = elements.len();
@@ -61,7 +62,16 @@ impl RoundInputs {
     }
 }
 
-fn decode<T: Clone + Default>(bytes: &Bytes, read: fn(&[u8], &mut [T])) -> Vec<T> {
+/// Converts an error of the device to a failure. An index that a sample contains is the same in every attempt.
+pub(super) fn device_failure(error: DeviceError) -> AgentError {
+    match error {
+        DeviceError::Index { .. } => AgentError::with_reason(OutcomeReason::BadData, error)
+            .hint("compare the data with the classes or the vocabulary of the model"),
+        _ => AgentError::local(error),
+    }
+}
+
+fn decode<T: Clone + Default>(bytes: &[u8], read: fn(&[u8], &mut [T])) -> Vec<T> {
     let mut values = vec![T::default(); bytes.len() / 4];
     read(bytes, &mut values);
     values
