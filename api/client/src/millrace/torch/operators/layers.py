@@ -239,10 +239,12 @@ def _embedding(t: Translator, layout: Layout, args: list[Any], kwargs: dict[str,
         value = t.graph.node({"op": "gather", "axis": 0}, [t.traced(table).value, column], flat)
         value = t.reshape(value, shape)
     if padding >= 0:
-        # The row of the padding is zero, and stays so.
-        node = {"op": "compare", "relation": "ne"}
-        is_kept = t.graph.node(node, [indices, t.number(padding, "i32")], indices.shape, "bool")
-        value = binary(t, "mul", value, t.reshape(t.cast(is_kept, "f32"), (*indices.shape, 1)))
+        # The row of the padding has no gradient from here. Another use of a tied table may change it.
+        node = {"op": "compare", "relation": "eq"}
+        is_padding = t.graph.node(node, [indices, t.number(padding, "i32")], indices.shape, "bool")
+        stopped = t.graph.node({"op": "stop_gradient"}, [value], shape)
+        chosen = [t.reshape(is_padding, (*indices.shape, 1)), stopped, value]
+        value = t.graph.node({"op": "select"}, chosen, shape)
     return Traced(value, Layout(shape) if ids.layout.axis is None else layout)
 
 
@@ -264,11 +266,16 @@ def _embedding_bag(t: Translator, layout: Layout, args: list[Any], kwargs: dict[
             "embedding_bag with offsets: use indices of the same number for each sample, x[batch, number]"
         )
     of_rows = Layout((count, 1), 0, count)
-    rows = _embedding(t, of_rows, [table, ids, -1 if padding is None else padding, False, is_scaled], {})
+    rows = _embedding(t, of_rows, [table, ids, -1, False, is_scaled], {})
     value = t.reshape(rows.value, (count, table_shape(table)[1]))
     if weights is not None:
         value = binary(t, "mul", value, t.reshape(t.traced(weights).value, (count, 1)))
     has_padding = padding is not None and padding >= 0
+    if has_padding:
+        node = {"op": "compare", "relation": "ne"}
+        indices = t.reshape(ids.value, (count, 1))
+        is_kept = t.cast(t.graph.node(node, [indices, t.number(padding, "i32")], (count, 1), "bool"), "f32")
+        value = binary(t, "mul", value, is_kept)
     if mode == MAX_MODE:
         if has_padding:
             raise UnsupportedModelError("embedding_bag with mode='max' and padding_idx: use mode='sum'")
@@ -277,10 +284,7 @@ def _embedding_bag(t: Translator, layout: Layout, args: list[Any], kwargs: dict[
     if mode == MEAN_MODE and not has_padding:
         value = binary(t, "mul", value, t.number(1.0 / count))
     elif mode == MEAN_MODE:
-        node = {"op": "compare", "relation": "ne"}
-        indices = t.reshape(ids.value, (count, 1))
-        is_kept = t.graph.node(node, [indices, t.number(padding, "i32")], (count, 1), "bool")
-        number = reduce(t, t.cast(is_kept, "f32"), [0], "sum", keep=False)
+        number = reduce(t, is_kept, [0], "sum", keep=False)
         value = binary(t, "div", value, binary(t, "max", number, t.number(1.0)))
     return [Traced(value, layout), None, None, None]
 
