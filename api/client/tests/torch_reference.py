@@ -47,11 +47,17 @@ def results_of(
         data = torch.frombuffer(content, dtype=STORED[shape["dtype"]]).to(KINDS[shape["dtype"]])
         values[constant["value"]] = data.reshape(shape["shape"]).expand(samples, *shape["shape"])
     total, divisor = torch.zeros((), dtype=torch.float64), 1 if document["reduction"] == "sum" else samples
+    weighted = torch.zeros((), dtype=torch.float64)
     for node in document["nodes"]:
         inputs = [values[number] for number in node["inputs"]]
         params = [tensors[document["tensors"][number]["name"]] for number in node["params"]]
         result = OPERATORS[node["op"]["op"]](node["op"], inputs, params)
         if node["output"] is None:
+            expected = 1 if node["op"]["op"] == "sum_loss" else 2
+            if len(inputs) > expected:
+                assert document["reduction"] == "samples" and shapes[node["inputs"][-1]]["shape"] == []
+                weighted = weighted + result / inputs[-1].sum()
+                continue
             total = total + result
             if document["reduction"] == "labels" and len(inputs) > 1:
                 divisor = int((inputs[1] >= 0).sum())
@@ -63,7 +69,7 @@ def results_of(
         if node["op"]["op"] == "metric":
             weight = inputs[1].sum() if len(inputs) > 1 else samples
             metrics[shape["name"]] = result.sum(0) / weight
-    return total / divisor, metrics
+    return weighted + total / divisor, metrics
 
 
 def in_double(batch: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

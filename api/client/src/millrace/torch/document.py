@@ -82,9 +82,9 @@ class GraphBuilder:
         self._node(op, inputs, params, output.number)
         return output
 
-    def loss(self, op: dict[str, Any], inputs: list[Value]) -> None:
-        """Add an operator without output."""
-        self._node(op, inputs, (), None)
+    def loss(self, op: dict[str, Any], inputs: list[Value], weight: Value | None = None) -> None:
+        """Add an operator without output. One with a weight is divided by the sum of it over the batch."""
+        self._node(op, inputs if weight is None else [*inputs, weight], (), None)
 
     def _node(
         self, op: dict[str, Any], inputs: list[Value], params: Sequence[int], output: int | None

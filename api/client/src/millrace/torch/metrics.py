@@ -19,9 +19,10 @@ from millrace.torch.operands import (
     Traced,
     UnsupportedModelError,
 )
-from millrace.torch.operators.elementwise import binary, mean_loss
+from millrace.torch.operators.elementwise import mean_loss
 from millrace.torch.operators.functions import compare, times
 from millrace.torch.operators.reductions import reduce
+from millrace.torch.operators.terms import sum_of_samples
 from millrace.torch.translator import Translator
 
 _NAME = re.compile(r"[A-Za-z0-9_./-]{1,100}")
@@ -95,26 +96,19 @@ def _value_and_weight(t: Translator, operand: Operand) -> tuple[Value, Value | N
     """Return the number of each sample whose mean is the metric, and the weight of each if it has one."""
     if isinstance(operand, Ratio):
         scalings = {term.scaling for term in (*operand.dividend.terms, *operand.divisor.terms)}
-        if len(scalings) == 1 and "num_tokens" not in scalings:
-            return times(t, _sum(t, operand.dividend), operand.factor), _sum(t, operand.divisor)
+        if len(scalings) == 1 and scalings <= {"sum", "batch_size"}:
+            value = times(t, sum_of_samples(t, operand.dividend), operand.factor)
+            return value, sum_of_samples(t, operand.divisor)
     if isinstance(operand, Loss):
         scalings = {term.scaling for term in operand.terms}
         labels = [term.labels for term in operand.terms if term.labels]
         if scalings == {"batch_size"}:
-            return _sum(t, operand), None
+            return sum_of_samples(t, operand), None
         if scalings == {"num_tokens"} and len({value.number for value in labels}) == 1:
             counted = t.cast(compare(t, "ge", labels[0], t.number(0, "i32")), "f32")
             axes = list(range(len(counted.shape)))
-            return _sum(t, operand), reduce(t, counted, axes, "sum", keep=False)
+            return sum_of_samples(t, operand), reduce(t, counted, axes, "sum", keep=False)
     raise UnsupportedModelError(
         "it is not a mean over the samples of the batch, nor a sum divided by another sum: compute it from "
         "means after the training, or leave it out"
     )
-
-
-def _sum(t: Translator, loss: Loss) -> Value:
-    """Add the sum of the terms of each sample."""
-    first, *others = [times(t, term.of_samples(), term.factor) for term in loss.terms]
-    for term in others:
-        first = binary(t, "add", first, term)
-    return first

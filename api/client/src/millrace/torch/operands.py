@@ -102,20 +102,26 @@ class Traced:
 class Term:
     """A part of the loss: the mean of a sum, times a factor."""
 
-    emit: Callable[[float], None]
-    """Adds the operator of the sum, with this factor."""
+    emit: Callable[[float, Value | None], None]
+    """Adds the operator of the sum, with this factor, and with a weight if it has a divisor of its own."""
     of_samples: Callable[[], Value]
     """Adds the operators that compute the sum of each sample, without a factor; returns the sums."""
     scaling: str
     """What the sum is divided by: `num_tokens`, the labels that count, or `batch_size`, the samples.
 
-    `sum` is a sum that is not divided yet.
+    `divisor` is another sum over the batch, and `sum` a sum that is not divided yet.
     """
     factor: float = 1.0
     labels: Value | None = None
     """The labels of a cross-entropy."""
     elements: Value | None = None
     """The elements of a sample whose mean this is, if it is one."""
+    counted: Value | None = None
+    """The labels whose number the sum is divided by, if it is."""
+    only_counts: bool = False
+    """Whether this is 0, and only says which labels the sum of all terms is divided by the number of."""
+    divisor: Loss | None = None
+    """The sum over the batch that the sum is divided by, if it has one of its own."""
 
 
 @dataclass(frozen=True)
@@ -143,7 +149,7 @@ class Loss:
 
 @dataclass(frozen=True)
 class Ratio:
-    """A sum over the batch divided by another one, times a factor. A metric can be one, a loss can't."""
+    """A sum over the batch divided by another one, times a factor."""
 
     dividend: Loss
     divisor: Loss
@@ -152,6 +158,22 @@ class Ratio:
     def times(self, factor: float) -> Ratio:
         """Return the ratio times a number."""
         return replace(self, factor=self.factor * factor)
+
+    def as_loss(self) -> Loss:
+        """Return the ratio as terms that have its divisor."""
+        terms = (*self.dividend.terms, *self.divisor.terms)
+        scalings = {term.scaling for term in terms}
+        if len(scalings) > 1 or not scalings <= {"sum", "batch_size"}:
+            raise UnsupportedModelError(
+                "a division by a sum over the batch: divide a sum by a sum, or a mean by a mean"
+            )
+        factor, divisor = self.factor, self.divisor
+        return Loss(
+            tuple(
+                replace(term, scaling="divisor", factor=term.factor * factor, divisor=divisor)
+                for term in self.dividend.terms
+            )
+        )
 
 
 @dataclass(frozen=True)

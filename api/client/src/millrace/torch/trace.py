@@ -18,7 +18,7 @@ from millrace.torch.generators import Generators
 from millrace.torch.layout import Layout
 from millrace.torch.metrics import add_metric, loss_and_metrics
 from millrace.torch.operands import Fixed, Operand, Parameter, Traced, UnsupportedModelError
-from millrace.torch.operators.terms import terms_of
+from millrace.torch.operators.terms import emit_losses, terms_of
 from millrace.torch.operators.unsupported import advice_for_functions
 from millrace.torch.quiet import quiet
 from millrace.torch.stop_gradient import stop_gradient
@@ -50,9 +50,6 @@ KEPT = frozenset(
     }
 )
 """Operators of PyTorch that are translated as a whole."""
-
-REDUCTIONS = {"num_tokens": "labels", "batch_size": "samples", "sum": "sum"}
-"""The reduction of a document, by what the sum of the losses is divided by."""
 
 
 class _Call(torch.nn.Module):
@@ -314,9 +311,10 @@ def _translated(
         raise UnsupportedModelError(f"{source_location(output.args[0][-1], location)}: {error}") from error
     for name, metric in zip(metrics, outputs, strict=True):
         add_metric(translator, name, metric)
-    for term in terms:
-        term.emit(term.factor)
-    reduction = REDUCTIONS[terms[-1].scaling]
+    try:
+        reduction = emit_losses(translator, terms)
+    except UnsupportedModelError as error:
+        raise UnsupportedModelError(f"{source_location(output.args[0][-1], location)}: {error}") from error
     _check_changed_buffers(program, used, location)
     return TracedModel(translator.graph.document() | {"reduction": reduction}, translator.tensors)
 

@@ -57,9 +57,9 @@ def mean_loss(t: Translator, x: Traced) -> Loss:
     path, elements = t.graph.path, prod(x.value.shape)
     value = t.cast(x.value, "f32")
 
-    def emit(factor: float) -> None:
+    def emit(factor: float, weight: Value | None) -> None:
         t.graph.path = path
-        t.graph.loss({"op": "sum_loss", "factor": factor / elements}, [value])
+        t.graph.loss({"op": "sum_loss", "factor": factor / elements}, [value], weight)
 
     def of_samples() -> Value:
         axes = list(range(len(value.shape)))
@@ -126,7 +126,8 @@ def _arithmetic_of_losses(t: Translator, function: str, left: Operand, right: Op
         left, right = (
             mean_loss(t, t.traced(item)) if is_of_parameters(item) else item for item in (left, right)
         )
-    if function in ("add", "sub") and isinstance(left, Loss) and isinstance(right, Loss):
+    if function in ("add", "sub") and all(isinstance(item, Loss | Ratio) for item in (left, right)):
+        left, right = (item.as_loss() if isinstance(item, Ratio) else item for item in (left, right))
         return Loss(left.terms + right.times(1.0 if function == "add" else -1.0).terms)
     if function == "div" and isinstance(left, Loss) and isinstance(right, Loss):
         return Ratio(left, right)
@@ -180,7 +181,10 @@ def loss_times_value(t: Translator, loss: Loss, function: str, number: Value) ->
     terms = []
     for term in loss.terms:
         total = binary(t, function, term.of_samples(), number)
-        terms.append(replace(sum_term(t, total), scaling=term.scaling, factor=term.factor))
+        new = sum_term(t, total)
+        terms.append(
+            replace(term, emit=new.emit, of_samples=new.of_samples, labels=None, elements=new.elements)
+        )
         if term.labels is not None and term.scaling == "num_tokens":
             terms.append(count_term(t, compared(t, "ge", term.labels, t.number(0, "i32")), term.labels))
     return Loss(tuple(terms))
@@ -208,11 +212,12 @@ def count_term(t: Translator, mask: Value, labels: Value | None = None) -> Term:
     counted = t.graph.node({"op": "select"}, [mask, *both], shape, "i32")
     logits = t.expand(t.number(0.0), (*shape, 1))
 
-    def emit(factor: float) -> None:
+    def emit(factor: float, weight: Value | None) -> None:
         t.graph.path = path
-        t.graph.loss({"op": "logits_cross_entropy", "factor": factor}, [logits, counted])
+        t.graph.loss({"op": "logits_cross_entropy", "factor": factor}, [logits, counted], weight)
 
-    return Term(emit, lambda: t.number(0.0), "num_tokens", labels=counted if labels is None else labels)
+    labels = counted if labels is None else labels
+    return Term(emit, lambda: t.number(0.0), "num_tokens", labels=labels, counted=labels, only_counts=True)
 
 
 def _multiple_of_batch(number: Operand) -> int | None:

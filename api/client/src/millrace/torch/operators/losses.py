@@ -8,7 +8,7 @@ from typing import Any
 
 from millrace.torch.document import Value
 from millrace.torch.layout import Layout
-from millrace.torch.operands import LabelLosses, Loss, Operand, Term, Traced, UnsupportedModelError
+from millrace.torch.operands import LabelLosses, Loss, Operand, Ratio, Term, Traced, UnsupportedModelError
 from millrace.torch.operators.elementwise import binary, count_term, mean_loss, sum_term, unary
 from millrace.torch.operators.functions import compare, plus, select, times
 from millrace.torch.operators.reductions import reduce
@@ -36,15 +36,13 @@ def _cross_entropy(t: Translator, layout: Layout, args: list[Any], kwargs: dict[
             return _label_losses(t, rows, targets, layout)
         return Traced(_of_each_label(t, rows, targets, weight, smoothing), layout)
     if weight is not None:
-        raise UnsupportedModelError(
-            "a cross-entropy with weights of classes, whose mean is divided by the weights of the batch: use "
-            "reduction='none' and the mean of it"
-        )
+        return _weighted_mean(t, _of_each_label(t, rows, targets, weight, smoothing), rows, targets, weight)
     scaling, terms = "sum" if reduction == SUM else _scaling(targets, ignored), []
     if smoothing:
         even = _even_entropy(t, _log_probabilities(t, rows))
         counted = select(t, _counts(t, targets), even, t.number(0.0))
-        terms.append(_term(t, {"op": "sum_loss"}, [counted], smoothing, scaling))
+        even_term = _term(t, {"op": "sum_loss"}, [counted], smoothing, scaling)
+        terms.append(replace(even_term, counted=targets))
     # The last loss of a graph is the one whose labels count.
     terms.append(_term(t, {"op": "logits_cross_entropy"}, [rows, targets], 1.0 - smoothing, scaling, targets))
     return Loss(tuple(terms))
@@ -75,15 +73,15 @@ def _term(
 ) -> Term:
     path = t.graph.path
 
-    def emit(times: float) -> None:
+    def emit(times: float, weight: Value | None) -> None:
         t.graph.path = path
-        t.graph.loss(op | {"factor": times * factor}, inputs)
+        t.graph.loss(op | {"factor": times * factor}, inputs, weight)
 
     def of_samples() -> Value:
         losses = inputs[0] if labels is None else _of_each_label(t, inputs[0], labels, None, 0.0)
         return times(t, reduce(t, losses, list(range(len(losses.shape))), "sum", keep=False), factor)
 
-    return Term(emit, of_samples, scaling, labels=labels)
+    return Term(emit, of_samples, scaling, labels=labels, counted=labels)
 
 
 def _scaling(labels: Value, ignored: int) -> str:
@@ -135,6 +133,13 @@ def _of_each_label(t: Translator, rows: Value, labels: Value, weight: Operand, s
     return select(t, _counts(t, labels), losses, t.number(0.0))
 
 
+def _weighted_mean(t: Translator, losses: Value, rows: Value, labels: Value, weight: Operand) -> Ratio:
+    """Return losses with weights of classes as their mean: divided by the weights of all labels."""
+    weights = _at_labels(t, t.expand(t.traced(weight).value, rows.shape), labels)
+    counted = select(t, _counts(t, labels), weights, t.number(0.0))
+    return Ratio(Loss((sum_term(t, losses),)), Loss((sum_term(t, counted),)))
+
+
 def _of_probabilities(t: Translator, rows: Value, targets: Value, how: list[Any], layout: Layout) -> Operand:
     """Add the cross-entropy with probabilities, of which each row has one for each class."""
     weight, reduction, smoothing = how
@@ -159,12 +164,7 @@ def _negative_log_likelihood(
     rows = _rows(t, t.traced(x))
     labels = t.traced(y).value
     targets = labels if ignored < 0 else _without(t, labels, ignored)
-    if reduction == MEAN and weight is not None:
-        raise UnsupportedModelError(
-            "an nll_loss with weights of classes, whose mean is divided by the weights of the batch: use "
-            "reduction='none' and the mean of it"
-        )
-    if reduction == MEAN and _is_log_softmax(t, rows):
+    if reduction == MEAN and weight is None and _is_log_softmax(t, rows):
         # The logarithm of the softmax of such values are the values, with the same gradient.
         op = {"op": "logits_cross_entropy"}
         return Loss((_term(t, op, [rows, targets], 1.0, _scaling(targets, ignored), targets),))
@@ -179,7 +179,9 @@ def _negative_log_likelihood(
     total = sum_term(t, losses)
     if reduction == SUM:
         return Loss((total,))
-    total = replace(total, scaling=_scaling(targets, ignored))
+    if weight is not None:
+        return _weighted_mean(t, losses, rows, targets, weight)
+    total = replace(total, scaling=_scaling(targets, ignored), counted=targets)
     count = count_term(t, _counts(t, targets), targets)
     return Loss((total, count) if total.scaling == "num_tokens" else (total,))
 
