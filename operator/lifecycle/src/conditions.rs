@@ -31,9 +31,16 @@ pub(crate) struct ConditionInputs {
     pub checkpoint: Option<(u64, String)>,
     /// Why the newest checkpoint could not be written; `None` once one is written.
     pub unsaved: Option<String>,
-    /// Whether the storage of model_dir responds to the attempt's writes; `Err` describes a write that it does not
-    /// respond to. `None` if no attempt reports it.
-    pub storage: Option<Result<(), String>>,
+    /// Whether the storage of model_dir responds to the attempt's writes. `None` if no attempt reports it.
+    pub storage: Option<StorageHealth>,
+}
+
+/// Whether storage responds to writes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum StorageHealth {
+    Responds,
+    /// Describes a write that the storage does not respond to.
+    Stalled(String),
 }
 
 /// Reason of the condition and the event for a checkpoint that could not be written.
@@ -170,8 +177,8 @@ fn checkpointed(inputs: &ConditionInputs) -> ConditionRow {
 
 fn storage_responding(state: JobState, inputs: &ConditionInputs) -> ConditionRow {
     match &inputs.storage {
-        Some(Ok(())) => row("True", STORAGE_RESPONDS, "the storage of model_dir responds to writes"),
-        Some(Err(stall)) => row("False", STORAGE_STALLED, stall),
+        Some(StorageHealth::Responds) => row("True", STORAGE_RESPONDS, "the storage of model_dir responds to writes"),
+        Some(StorageHealth::Stalled(stall)) => row("False", STORAGE_STALLED, stall),
         None => row("Unknown", state.as_str(), "no attempt reports about the storage of model_dir"),
     }
 }

@@ -165,7 +165,7 @@ impl<'a> Decider<'a> {
     }
 
     /// Describes why this instance of an agent is replaced, if it has been slow for as long as the job permits. The
-    /// only replica of a shard is not replaced: its parameters would be lost, and the steps since the newest checkpoint.
+    /// only replica of a shard is not replaced: the steps since the newest checkpoint would be lost.
     fn overdue_slowness(&self, agent: &ObservedAgent) -> Option<String> {
         let slow = self.report()?.slow_agents.get(&agent.id())?;
         let bound = i64::from(self.spec.failure_policy.slow_after_seconds?);

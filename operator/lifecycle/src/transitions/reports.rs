@@ -4,7 +4,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use millrace_crds::{CheckpointStatus, ConditionType, JobState};
 
 use super::Decider;
-use crate::conditions::{STORAGE_RESPONDS, STORAGE_STALLED};
+use crate::conditions::{STORAGE_RESPONDS, STORAGE_STALLED, StorageHealth};
 use crate::{CoordinatorReport, JobEvent, StorageStall};
 
 /// Seconds after which an attempt whose agents are all ready counts as training, even if its coordinator is
@@ -23,9 +23,9 @@ impl<'a> Decider<'a> {
         report.failed_checkpoint.clone().filter(|_| matches!(state, JobState::Training | JobState::Evaluating))
     }
 
-    /// Returns whether the storage of model_dir responds, as the attempt reports it while it runs; `Err` describes the
-    /// write that it does not respond to. Until the attempt reports, that is what the condition says.
-    pub(super) fn storage(&self, state: JobState) -> Option<Result<(), String>> {
+    /// Returns whether the storage of model_dir responds, as the attempt reports it while it runs. Until the attempt
+    /// reports, that is what the condition says.
+    pub(super) fn storage(&self, state: JobState) -> Option<StorageHealth> {
         let runs = matches!(
             state,
             JobState::Starting
@@ -39,22 +39,25 @@ impl<'a> Decider<'a> {
             return None;
         }
         match self.report().and_then(|report| report.storage.as_ref()) {
-            Some(reported) => Some(reported.as_ref().copied().map_err(describe_stall)),
+            Some(Ok(())) => Some(StorageHealth::Responds),
+            Some(Err(stall)) => Some(StorageHealth::Stalled(describe_stall(stall))),
             None => match self.status.condition(ConditionType::StorageResponding) {
-                Some(Condition { status, message, .. }) if status == "False" => Some(Err(message.clone())),
-                Some(Condition { status, .. }) if status == "True" => Some(Ok(())),
+                Some(Condition { status, message, .. }) if status == "False" => {
+                    Some(StorageHealth::Stalled(message.clone()))
+                }
+                Some(Condition { status, .. }) if status == "True" => Some(StorageHealth::Responds),
                 _ => None,
             },
         }
     }
 
     /// Returns the event of storage that has stopped to respond, or responds again.
-    pub(super) fn storage_event(&self, storage: Option<&Result<(), String>>) -> Option<JobEvent> {
+    pub(super) fn storage_event(&self, storage: Option<&StorageHealth>) -> Option<JobEvent> {
         let stalled = |stalled: &Condition| stalled.status == "False";
         let was_stalled = self.status.condition(ConditionType::StorageResponding).is_some_and(stalled);
         let (warning, reason, message) = match storage? {
-            Err(stall) if !was_stalled => (true, STORAGE_STALLED, stall.clone()),
-            Ok(()) if was_stalled => {
+            StorageHealth::Stalled(stall) if !was_stalled => (true, STORAGE_STALLED, stall.clone()),
+            StorageHealth::Responds if was_stalled => {
                 (false, STORAGE_RESPONDS, "the storage of model_dir responds to writes again".to_owned())
             }
             _ => return None,
