@@ -46,6 +46,7 @@ impl LossWeights {
             window_chunks: 1,
             memoryx_memory: u64::MAX,
             whole_tensor_state: None,
+            extra_state_tensors: 0,
         })?;
         let positions = plan.graph.weighted_losses().map(|loss| loss.sums.end - 1).collect();
         let options = DeviceOptions { seed: 0, threads: 1, simd, leaves: 1 };
