@@ -195,7 +195,8 @@ mod tests {
     /// ones, with their speed in percent.
     #[test]
     fn agents_are_compared_with_their_role() {
-        let rows: [(&str, Role, &[(u64, f64, f64)], &[(u32, u32)]); 9] = [
+        type Row = (&'static str, Role, &'static [(u64, f64, f64)], &'static [(u32, u32)]);
+        let rows: [Row; 9] = [
             ("a shard on a slow machine", Role::MemoryX, &[(9, 1.0, 0.0), (9, 1.0, 0.0), (9, 4.0, 0.0)], &[(2, 25)]),
             ("all shards on slow machines", Role::MemoryX, &[(9, 4.0, 0.0), (9, 4.5, 0.0), (9, 5.0, 0.0)], &[]),
             ("the only shard", Role::MemoryX, &[(9, 9.0, 9.0)], &[]),
