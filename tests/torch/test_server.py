@@ -234,6 +234,82 @@ def test_model_of_transformers_has_the_same_bits_on_any_number_of_systems(applia
     assert model.lm_head.weight is model.transformer.wte.weight
 
 
+class ThreeMeans(torch.nn.Module):
+    """A mean with weights of classes, and two that different masks select."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.output = torch.nn.Linear(6, 16), torch.nn.Linear(16, 5)
+        self.classes = torch.nn.CrossEntropyLoss(torch.tensor([0.2, 1.0, 3.0, 0.5, 2.0]))
+
+    def forward(self, x: Any, labels: Any, first: Any, second: Any) -> Any:
+        hidden = torch.tanh(self.body(x))
+        squares = hidden.square().mean(-1)
+        means = (squares * first).sum() / first.sum() - (squares * second).sum() / second.sum() / 3
+        return self.classes(self.output(hidden).flatten(0, 1), labels.flatten()) + means
+
+
+def rows() -> dict[str, torch.Tensor]:
+    torch.manual_seed(0)
+    labels = torch.randint(0, 5, (SAMPLES, 7))
+    labels[torch.rand(labels.shape) < 0.5] = -100
+    masks = {
+        name: (torch.rand(SAMPLES, 7) < share).float() for name, share in (("first", 0.8), ("second", 0.2))
+    }
+    return {"x": torch.randn(SAMPLES, 7, 6), "labels": labels, **masks}
+
+
+def pretraining() -> torch.nn.Module:
+    sizes = {"vocab_size": 50, "hidden_size": 24, "intermediate_size": 48, "max_position_embeddings": 16}
+    config = transformers.BertConfig(
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+        **sizes,
+    )
+    return transformers.BertForPreTraining(config)
+
+
+def sentences() -> dict[str, torch.Tensor]:
+    torch.manual_seed(0)
+    ids = torch.randint(0, 50, (SAMPLES, 16))
+    labels = ids.where(torch.rand(ids.shape) < 0.15, -100)
+    return {"input_ids": ids, "labels": labels, "next_sentence_label": torch.randint(0, 2, (SAMPLES,))}
+
+
+@pytest.mark.parametrize(("build", "data_of"), [(ThreeMeans, rows), (pretraining, sentences)])
+def test_losses_with_divisors_of_their_own_train_as_with_pytorch(
+    appliance: Appliance, build: Any, data_of: Any
+) -> None:
+    """The divisors are those of the whole batch, which two systems compute; of an evaluation, those of all samples."""
+    module, data = build(), data_of()
+    reference = copy.deepcopy(module)
+    names = list(data)
+
+    def loss_of(model: Any, *batch: Any) -> Any:
+        result = model(**dict(zip(names, batch, strict=True)))
+        return result if isinstance(result, torch.Tensor) else result.loss
+
+    optimizer = torch.optim.SGD(reference.parameters(), lr=0.05, momentum=0.9)
+    options: Any = {
+        "data": data,
+        "eval_data": data,
+        "optimizer": torch.optim.SGD(module.parameters(), lr=0.05, momentum=0.9),
+        "batch_size": BATCH,
+        "max_steps": STEPS,
+        "shuffle": False,
+    }
+    job = appliance.train(module, num_csx=2, **options)
+    finish(job)
+    expected = pytorch_losses(reference, loss_of, list(data.values()), optimizer)
+    points = [point for point in job.metrics() if point.mode == "train"]
+    assert [point.loss for point in points] == pytest.approx(expected, rel=1e-4)
+    evaluation = next(point for point in job.metrics(mode="eval"))
+    with torch.no_grad():
+        assert evaluation.loss == pytest.approx(float(loss_of(reference, *data.values())), rel=1e-4)
+
+
 def test_module_that_cannot_be_trained_is_rejected_before_anything_is_sent(appliance: Appliance) -> None:
     image, labels = images()
     module = torch.nn.Sequential(
