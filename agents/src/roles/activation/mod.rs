@@ -77,8 +77,10 @@ pub async fn run(context: RoleContext, terminate: Signal) -> Result<(), AgentErr
             }
             SessionEvent::Command(AgentCommand::Finish) | SessionEvent::Leave => break,
             SessionEvent::Command(AgentCommand::WeighLosses { epoch, batch, leaves }) => {
-                // A thread that has ended has reported why.
-                weigh.iter().for_each(|weigh| drop(weigh.send(WeighRequest { epoch, batch, leaves: leaves.clone() })));
+                if let Some(weigh) = &weigh {
+                    // A thread that has ended has reported why.
+                    let _ = weigh.send(WeighRequest { epoch, batch, leaves });
+                }
             }
             SessionEvent::Command(_) => {}
             SessionEvent::Lost => {

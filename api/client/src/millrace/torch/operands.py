@@ -165,7 +165,8 @@ class Ratio:
         scalings = {term.scaling for term in terms}
         if len(scalings) > 1 or not scalings <= {"sum", "batch_size"}:
             raise UnsupportedModelError(
-                "a division by a sum over the batch: divide a sum by a sum, or a mean by a mean"
+                "a division by a sum over the batch: divide a sum by a sum to which no number is added, or a "
+                "mean by a mean"
             )
         factor, divisor = self.factor, self.divisor
         return Loss(
