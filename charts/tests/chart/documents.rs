@@ -44,16 +44,19 @@ struct Key {
     described: bool,
 }
 
-/// The keys of values.yaml, by its indentation. A comment that is one word and a colon is a key that is left out.
+/// The keys of values.yaml, by its indentation. A comment that begins with one word and a colon is a key that is left
+/// out.
 fn keys() -> Vec<Key> {
     let text = read("values.yaml");
     let mut found = Vec::new();
     let mut parents: Vec<(usize, &str)> = Vec::new();
     let mut comment = false;
     for line in text.lines() {
-        let indent = line.len() - line.trim_start().len();
         let words = line.trim_start();
-        let name = words.strip_prefix("# ").unwrap_or(words).split_once(':').map(|(name, _)| name);
+        let key = words.strip_prefix("# ").unwrap_or(words);
+        // Keys in a key that is left out are indented within the comment.
+        let indent = line.len() - words.len() + (key.len() - key.trim_start().len());
+        let name = key.trim_start().split_once(':').map(|(name, _)| name);
         match name.filter(|name| !name.is_empty() && name.chars().all(char::is_alphanumeric)) {
             Some(name) => {
                 parents.retain(|(of, _)| *of < indent);
@@ -139,7 +142,8 @@ fn defaults_in_comments_are_true() {
     let fields = spec.as_object_mut().unwrap();
     fields.retain(|name, value| !value.is_null() && name != "create" && name != "resources");
     fields.remove("systems");
-    fields["storage"].as_object_mut().unwrap().remove("storageClassName");
+    let storage = fields["storage"].as_object_mut().unwrap();
+    ["storageClassName", "bucket"].map(|example| storage.remove(example));
     let of = |spec: &Value| -> Appliance {
         let head = json!({"apiVersion": "millrace.dev/v1alpha1", "kind": "Appliance", "metadata": {"name": "default"}, "spec": spec});
         serde_json::from_value(head).unwrap()

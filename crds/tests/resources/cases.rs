@@ -75,6 +75,7 @@ pub fn appliance(name: &str) -> Value {
 pub fn cases() -> Vec<Case> {
     let mut cases = Vec::new();
     new_objects(&mut cases);
+    buckets(&mut cases);
     changes(&mut cases);
     statuses(&mut cases);
     cases
@@ -117,6 +118,21 @@ fn new_objects(cases: &mut Vec<Case>) {
     new("a23456789-123456789-123456789-123456789-123456789-123456789-1234", Some("at most 63"), &|_| ());
     new("7up", Some("begins with a letter"), &|_| ());
     new("dotted.name", Some("lower-case letters, digits and hyphens"), &|_| ());
+}
+
+fn buckets(cases: &mut Vec<Case>) {
+    let mut new = |name: &'static str, expected_error: Option<&'static str>, settings: Value| {
+        let mut after = appliance(name);
+        let mut bucket = json!({"url": "s3://runs/millrace", "secretName": "s3"});
+        bucket.as_object_mut().unwrap().extend(settings.as_object().unwrap().clone());
+        after["spec"]["storage"]["bucket"] = bucket;
+        cases.push(Case { name, before: None, after, expected_error });
+    };
+    new("bucket-by-https", None, json!({"caConfigMapName": "authorities", "region": "eu-1"}));
+    new("bucket-by-http", None, json!({"endpoint": "http://minio:9000"}));
+    let no_authorities = Some("the image has no certificate authorities");
+    new("bucket-without-authorities", no_authorities, json!({"endpoint": "https://minio:9000"}));
+    new("bucket-of-aws", no_authorities, json!({}));
 }
 
 fn changes(cases: &mut Vec<Case>) {

@@ -2,15 +2,17 @@
 
 use kube_cel::Validator;
 use millrace_crds::definitions;
+use serde_json::Value;
 
 use crate::cases::cases;
 use crate::schemas::all;
 
 #[test]
 fn every_rule_is_kept_or_refused_with_its_message() {
-    let [_, definition] = definitions().map(|definition| serde_json::to_value(definition).unwrap());
-    let schema = &definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"];
+    let definitions = definitions().map(|definition| serde_json::to_value(definition).unwrap());
     for case in cases() {
+        let of_kind = |definition: &&Value| definition["spec"]["names"]["kind"] == case.after["kind"];
+        let schema = &definitions.iter().find(of_kind).unwrap()["spec"]["versions"][0]["schema"]["openAPIV3Schema"];
         let result = Validator::new().validate(schema, &case.after, case.before.as_ref());
         match (result, case.expected_error) {
             (Ok(()), None) => {}

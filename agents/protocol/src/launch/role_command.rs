@@ -390,6 +390,7 @@ mod tests {
             journal_listen: Some("localhost:7001".to_owned()),
             launch: is_coordinator.then_some(file),
             termination_log: is_coordinator.then(|| path(b"-last")),
+            model_dir_bucket: is_coordinator.then(|| "s3://runs/team/job".to_owned()),
             v1_journal: V1JournalFiles::in_directory(Path::new("/etc/identity")),
             advertise: Some("$(POD_IP)".to_owned()),
             coordinator: (!is_coordinator).then(|| "job-coordinator.team.svc:7000".to_owned()),
