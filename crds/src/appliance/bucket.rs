@@ -17,8 +17,8 @@ pub struct ModelDirBucket {
         regex(pattern = "^s3://[a-z0-9.-]{3,63}(/[A-Za-z0-9_=.-]*[A-Za-z0-9_=-])*$")
     )]
     pub url: String,
-    /// Address of another S3 server than that of AWS, such as https://minio.example.org:9000. One that begins with
-    /// http:// sends checkpoints in the clear.
+    /// Address of another S3 server than that of AWS: http:// or https://, its name, and its port if it is another one
+    /// than usual. With http://, checkpoints are sent in the clear.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 512), regex(pattern = "^https?://[A-Za-z0-9.-]+(:[0-9]{1,5})?/?$"))]
     pub endpoint: Option<String>,
