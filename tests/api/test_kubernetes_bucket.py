@@ -100,7 +100,7 @@ def test_missing_secret_is_named(shared: KubernetesServer, stored: Bucket) -> No
     message = 'secret "runs-bucket" not found'
 
     def names_secret() -> bool:
-        return any(message in condition["message"] for condition in job.refresh().status["conditions"])
+        return any(message in each["message"] for each in job.refresh().status.get("conditions", []))
 
     until("the job names the Secret", names_secret)
     job.cancel()
