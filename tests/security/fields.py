@@ -107,6 +107,8 @@ OTHER_FIELDS = {
     *("spec.params.predict_input", "spec.params.train_input.buckets", "spec.params.eval_input.buckets"),
     *("spec.params.optimizer.params[].params", "spec.params.optimizer.params[].tag"),
     *(f"spec.params.optimizer.{key}" for key in ("eps", "learning_rate", "loss_scaling_factor", "optimizer_type")),
+    "spec.params.optimizer.momentum_schedule.interpolation",
+    "spec.params.optimizer.params[].momentum_schedule.interpolation",
     *(f"spec.params.sparsity.{key}" for key in ("algorithm", "init_method", "param_filter", "param_name_patterns")),
     *(f"spec.params.sparsity.{key}" for key in ("drop_fraction", "type")),
     *(
