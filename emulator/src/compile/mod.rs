@@ -70,7 +70,8 @@ pub struct CompileRequest {
     pub extra_state_tensors: u32,
 }
 
-/// Returns the bytes that MemoryX holds of a tensor with these dimensions: weights, gradient and optimizer state, in f32.
+/// Returns the bytes that MemoryX holds of a tensor with these dimensions: weights, gradient and optimizer state, in
+/// f32.
 pub fn memoryx_bytes(shape: &[usize], whole_tensor_state: Option<&[StateShape]>, extra_state_tensors: u32) -> u64 {
     let elements = |dimensions: &[usize]| dimensions.iter().fold(1u64, |all, size| all.saturating_mul(*size as u64));
     let weights = elements(shape);

@@ -1,6 +1,6 @@
 //! NAdam: g ← g + decay·w, or w ← w·(1 - lr·decay) if the decay is decoupled; moments as in [Adam](super::adam). With
-//! μₜ = β₁(1 - ½·0.96^(t·ψ)), Πₜ = μ₁⋯μₜ: w ← w - lr·((1-μₜ)/(1-Πₜ)·g + μₜ₊₁/(1-Πₜ·μₜ₊₁)·m) / (√v/√(1-β₂ᵗ) + ε), where ψ
-//! is `momentum_decay`. μₜ₊₁ has the β₁ of step t.
+//! μₜ = β₁(1 - ½·0.96^(t·ψ)), Πₜ = μ₁⋯μₜ: w ← w - lr·((1-μₜ)/(1-Πₜ)·g + μₜ₊₁/(1-Πₜ·μₜ₊₁)·m) / (√v/√(1-β₂ᵗ) + ε),
+//! where ψ is `momentum_decay`. μₜ₊₁ has the β₁ of step t.
 
 use millrace_params::optimizers::NAdam;
 

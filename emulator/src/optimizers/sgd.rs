@@ -1,6 +1,6 @@
 //! Stochastic gradient descent: g ← g + decay·w, m ← momentum·m + (1-dampening)·g (m ← g in the first step),
-//! w ← w - lr·m. Nesterov's momentum: w ← w - lr·(g + momentum·m). Without momentum w ← w - lr·g, and there is no state;
-//! at a step at which a schedule has the momentum 0, the state does not change.
+//! w ← w - lr·m. Nesterov's momentum: w ← w - lr·(g + momentum·m). Without momentum w ← w - lr·g, and there is no
+//! state; at a step at which a schedule has the momentum 0, the state does not change.
 
 use millrace_params::optimizers::Sgd;
 

@@ -10,8 +10,8 @@ use millrace_crds::{ApplianceSpec, ResolvedJob, TrainJob};
 use millrace_params::{BlobDigest, FlagOverrides, JobSpec, MachineSpec, Params, PhasedParams};
 use serde_json::Value;
 
-/// Parses a params file, which may continue its own model, evaluates its learning rate and momentum, and parses the same
-/// bytes as an appliance.
+/// Parses a params file, which may continue its own model, evaluates its learning rate and momentum, and parses the
+/// same bytes as an appliance.
 pub fn params(bytes: &[u8]) {
     let Ok(text) = std::str::from_utf8(bytes) else { return };
     let resolve = |params: &Params, overrides: &FlagOverrides| params.resolve(overrides);

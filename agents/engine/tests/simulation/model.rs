@@ -94,8 +94,8 @@ pub fn add_weight(plan: &mut StreamPlan) {
     plan.graph.nodes.push(loss);
 }
 
-/// Returns the weight of the loss of a sample, at least 1, so that no factor makes the training diverge. Sums of weights
-/// depend on their order.
+/// Returns the weight of the loss of a sample. It is at least 1, so that no factor makes the training diverge. Sums of
+/// weights depend on their order.
 pub fn weight(sample: u64) -> f64 {
     1.0 + 1.0 / (1 + mix(sample) % 97) as f64
 }

@@ -1,7 +1,7 @@
 //! The momentum as a closed form of the step.
 //!
 //! Like the learning rate, it needs no state: a resumed run has the same momentum at each step as an uninterrupted one.
-//! Every shard of MemoryX evaluates it. It has the same bits everywhere, because `libm` does not depend on the platform.
+//! Every shard of MemoryX evaluates it, with the same bits everywhere, because `libm` does not depend on the platform.
 
 use serde::{Deserialize, Serialize};
 

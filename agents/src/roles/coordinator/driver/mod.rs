@@ -365,8 +365,8 @@ impl CoordinatorDriver {
         (step, self.last_saved.as_ref().filter(|saved| saved.step == step))
     }
 
-    /// Ends a run that is complete, and whose uploads have caught up or have failed. Uploads that end before the run end
-    /// it: another run has taken the model_dir over.
+    /// Ends a run that is complete, and whose uploads have caught up or have failed. If the uploads have ended before
+    /// the run, ends it with their failure: another run has taken the model_dir over.
     fn on_uploads_ended(&mut self) -> Result<(), AgentError> {
         if !self.delayed_end.is_empty() {
             return self.end_now();
