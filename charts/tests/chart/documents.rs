@@ -143,7 +143,9 @@ fn defaults_in_comments_are_true() {
     fields.retain(|name, value| !value.is_null() && name != "create" && name != "resources");
     fields.remove("systems");
     let storage = fields["storage"].as_object_mut().unwrap();
-    ["storageClassName", "bucket"].map(|example| storage.remove(example));
+    for example in ["storageClassName", "bucket"] {
+        storage.remove(example);
+    }
     let of = |spec: &Value| -> Appliance {
         let head = json!({"apiVersion": "millrace.dev/v1alpha1", "kind": "Appliance", "metadata": {"name": "default"}, "spec": spec});
         serde_json::from_value(head).unwrap()
