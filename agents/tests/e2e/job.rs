@@ -7,7 +7,7 @@ use std::time::Duration;
 use millrace_agents::launch::LaunchDocument;
 use millrace_params::{FlagOverrides, MachineSpec, Params};
 use millrace_protocol::journal::{JournalEndpoint, from_proto};
-use millrace_protocol::proto::{Entry, FollowRequest};
+use millrace_protocol::proto::{CommandReply, Entry, FollowRequest, StopRequest};
 use millrace_protocol::security::{AttemptName, MemberName};
 use millrace_telemetry::journal::{JournalEvent, RunState};
 use rustix::process::Signal;
@@ -183,6 +183,14 @@ impl<'a> Job<'a> {
     pub async fn follow(&self) -> Streaming<Entry> {
         let mut client = self.journal().connect().await.unwrap();
         client.follow(FollowRequest { from: 0, from_current_state: true }).await.unwrap().into_inner()
+    }
+
+    /// Stops the run as a user does, and waits for the end of the job. Returns the coordinator's reply.
+    pub async fn stop(self) -> CommandReply {
+        let mut client = self.journal().connect().await.unwrap();
+        let reply = client.stop(StopRequest { reason: "the test ends".to_owned() }).await.unwrap().into_inner();
+        assert_eq!(self.end(), Some(130));
+        reply
     }
 
     /// Waits until `systems` systems work, and no other is needed.

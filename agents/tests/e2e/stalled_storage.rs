@@ -1,14 +1,27 @@
 //! A run whose storage stops to respond: a log is a pipe, which can't be opened until another process opens it, too.
 
 use std::fs;
+use std::path::Path;
 use std::process::Command;
 
-use millrace_protocol::proto::StopRequest;
 use millrace_telemetry::journal::{JournalEvent, JournalReader};
 use millrace_telemetry::metrics_log::{self, MetricPoint};
 
 use super::harness::TestDir;
 use super::job::{Job, wait_for_state};
+
+/// Makes every process wait that opens a file of this name, as for storage that does not respond.
+fn make_pipe(path: &Path) {
+    assert!(Command::new("mkfifo").arg(path).status().unwrap().success());
+}
+
+/// Lets the processes continue that wait for the pipe, and frees its name for a file.
+fn replace_pipe(path: &Path) {
+    // Both ends are open, then nothing reads or writes the pipe any more.
+    let ends = fs::File::options().read(true).write(true).open(path).unwrap();
+    fs::remove_file(path).unwrap();
+    drop(ends);
+}
 
 /// The journal is on the same storage, and nothing is written to it meanwhile. Its followers see the stall.
 #[tokio::test(flavor = "multi_thread")]
@@ -18,7 +31,7 @@ async fn stall_is_shown_while_training_continues() {
     let mut job = Job::start(&place, 1_000_000);
     job.wait_for_step(20);
     let pipe = place.path("m/logs/attempt-1/cs2-7.log");
-    assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    make_pipe(&pipe);
     let mut entries = job.follow().await;
     job.kill("cs2-1");
     job.join("cs2-7");
@@ -35,15 +48,10 @@ async fn stall_is_shown_while_training_continues() {
     job.join("cs2-0");
     assert_eq!(written(&place), before, "nothing is written");
 
-    // Both ends are open, then nothing reads or writes the pipe any more, and its name is free for a file.
-    let ends = fs::File::options().read(true).write(true).open(&pipe).unwrap();
-    fs::remove_file(&pipe).unwrap();
-    drop(ends);
+    replace_pipe(&pipe);
     let recovered = wait_for_state(&mut entries, |state| state.storage_stall.is_none()).await;
     assert!(recovered.step > lost.step, "{recovered:?}");
-    let mut client = job.journal().connect().await.unwrap();
-    let reply = client.stop(StopRequest { reason: "the test ends".to_owned() }).await.unwrap().into_inner();
-    assert_eq!(job.end(), Some(130));
+    let reply = job.stop().await;
 
     let steps: Vec<u64> = metrics_log::read(&place.path("m")).unwrap().iter().map(MetricPoint::step).collect();
     assert_eq!(steps, (1..=reply.step).collect::<Vec<u64>>());
@@ -72,7 +80,7 @@ async fn checkpoint_that_stalls_is_shown_and_written_later() {
     let mut job = Job::start(&place, 1_000_000);
     job.wait_for_step(20);
     let pipe = place.path("m/.millrace-lock.1000000");
-    assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    make_pipe(&pipe);
     let mut entries = job.follow().await;
     let stalled = wait_for_state(&mut entries, |state| state.storage_stall.is_some()).await;
     let checkpoint = stalled.storage_stall.unwrap().file;
@@ -81,14 +89,10 @@ async fn checkpoint_that_stalls_is_shown_and_written_later() {
     assert_eq!((step % 100, stalled.step), (0, step), "no step begins while the directory is being created");
     job.wait_for(&format!("Step={},", step + 20));
 
-    let ends = fs::File::options().read(true).write(true).open(&pipe).unwrap();
-    fs::remove_file(&pipe).unwrap();
-    drop(ends);
+    replace_pipe(&pipe);
     job.wait_for("Saved checkpoint");
     wait_for_state(&mut entries, |state| state.storage_stall.is_none()).await;
-    let mut client = job.journal().connect().await.unwrap();
-    let reply = client.stop(StopRequest { reason: "the test ends".to_owned() }).await.unwrap().into_inner();
-    assert_eq!(job.end(), Some(130));
+    let reply = job.stop().await;
     place.succeed(&format!("checkpoint verify m/checkpoint_{}", reply.step));
     let partial = fs::read_dir(place.path("m")).unwrap().filter(|entry| {
         let name = entry.as_ref().unwrap().file_name();
