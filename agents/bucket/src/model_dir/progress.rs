@@ -38,11 +38,9 @@ impl UploadHandle {
     /// Waits until everything that the run has written is uploaded, or the uploads have ended. The run must have
     /// written its last checkpoint.
     pub async fn catch_up(&mut self) {
-        self.progress.send_if_modified(|progress| {
-            let is_new = *progress < RunProgress::Finishing;
-            *progress = RunProgress::Finishing.max(*progress);
-            is_new
-        });
+        if *self.progress.borrow() == RunProgress::Running {
+            self.progress.send_replace(RunProgress::Finishing);
+        }
         // An error: the uploads have ended.
         let _ = self.has_caught_up.wait_for(|has_caught_up| *has_caught_up).await;
     }

@@ -11,7 +11,7 @@
 //!   all, because their machine has too few processors, it makes none slow.
 //! * An agent is compared with those of its role only, and the only one of a role is never slow.
 //! * An agent is slow below half of the median of the others, and until it is above 70 % of it. One that hardly works
-//!   is not: nobody waits for it.
+//!   is not slow, because no other agent waits for it.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -22,7 +22,7 @@ use millrace_telemetry::unix_ms;
 
 /// The time over which speeds are measured.
 const MEASURING_INTERVAL: Duration = Duration::from_secs(10);
-/// A system that computed for less time in the interval, such as one that has just joined, is not judged. Other agents
+/// A system that computed for less time in the interval, such as one that has just joined, has no speed. Other agents
 /// that worked for less, and were kept from running for less, do not become slow.
 const MIN_WORKING_SECONDS: f64 = 1.0;
 /// Agents other than systems have a speed if they worked for this time: they have less to do.
@@ -57,7 +57,7 @@ impl MeasuredWork {
         }
     }
 
-    /// Returns the units per second in the interval; `None` if an agent of `role` has to do more to be judged.
+    /// Returns the units per second in the interval; `None` if the agent of `role` has done too little.
     fn speed(&self, role: Role) -> Option<f64> {
         let AgentWork { units, seconds, observed, delayed } = self.in_interval();
         let min_seconds = if role == Role::Cs2 { MIN_WORKING_SECONDS } else { MIN_MEASURED_SECONDS };
