@@ -310,6 +310,43 @@ def test_losses_with_divisors_of_their_own_train_as_with_pytorch(
         assert evaluation.loss == pytest.approx(float(loss_of(reference, *data.values())), rel=1e-4)
 
 
+class Spectral(torch.nn.Module):
+    """Turns the rows of a signal by angles, and multiplies its low frequencies by complex weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lift = torch.nn.Linear(1, 8)
+        self.weights = torch.nn.Parameter(0.3 * torch.randn(4, 4, 5, dtype=torch.cfloat))
+        self.output = torch.nn.Linear(4, 1)
+        angles = torch.outer(torch.arange(12.0), torch.tensor([1.0, 0.5, 0.2, 0.1]))
+        self.register_buffer("turns", torch.polar(torch.ones_like(angles), angles))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        pairs = torch.view_as_complex(self.lift(x.unsqueeze(-1)).unflatten(-1, (4, 2)))
+        found = torch.fft.rfft((pairs * self.turns).real, dim=1)
+        kept = torch.zeros_like(found)
+        kept[:, :5] = torch.einsum("bki,iok->bko", found[:, :5], self.weights)
+        return self.output(torch.tanh(torch.fft.irfft(kept, n=12, dim=1))).squeeze(-1)
+
+
+def test_module_with_complex_numbers_trains_as_with_pytorch(appliance: Appliance) -> None:
+    torch.manual_seed(0)
+    module, x = Spectral(), torch.randn(SAMPLES, 12)
+    data = [x, x.cumsum(1).tanh()]
+    reference = copy.deepcopy(module)
+    optimizers = [torch.optim.AdamW(each.parameters(), lr=0.01) for each in (module, reference)]
+    options: Any = {"batch_size": BATCH, "max_steps": STEPS, "shuffle": False, "num_csx": 2}
+    job = appliance.train(
+        module, loss=F.mse_loss, data=TensorDataset(*data), optimizer=optimizers[0], **options
+    )
+    losses = finish(job)
+    expected = pytorch_losses(reference, lambda model, x, y: F.mse_loss(model(x), y), data, optimizers[1])
+    assert losses == pytest.approx(expected, rel=1e-4)
+    assert losses[-1] < 0.9 * losses[0]
+    module.load_state_dict(job.state_dict())
+    torch.testing.assert_close(module.weights, reference.weights, rtol=1e-3, atol=1e-4)
+
+
 def test_module_that_cannot_be_trained_is_rejected_before_anything_is_sent(appliance: Appliance) -> None:
     image, labels = images()
     module = torch.nn.Sequential(

@@ -99,6 +99,22 @@ class Traced:
 
 
 @dataclass(frozen=True)
+class Complex:
+    """Complex numbers: tensors of their real and imaginary parts, with the same shape."""
+
+    real: Operand
+    imaginary: Operand
+
+
+@dataclass(frozen=True)
+class ComplexParameter:
+    """A parameter of complex numbers. Its tensor has real numbers, and a last dimension of two."""
+
+    name: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class Term:
     """A part of the loss: the mean of a sum, times a factor."""
 

@@ -17,12 +17,19 @@ from millrace.torch.document import DTYPES
 from millrace.torch.generators import Generators
 from millrace.torch.layout import Layout
 from millrace.torch.metrics import add_metric, loss_and_metrics
-from millrace.torch.operands import Fixed, Operand, Parameter, Traced, UnsupportedModelError
+from millrace.torch.operands import (
+    ComplexParameter,
+    Fixed,
+    Operand,
+    Parameter,
+    Traced,
+    UnsupportedModelError,
+)
 from millrace.torch.operators.terms import emit_losses, terms_of
 from millrace.torch.operators.unsupported import advice_for_functions
 from millrace.torch.quiet import quiet
 from millrace.torch.stop_gradient import stop_gradient
-from millrace.torch.traced_model import TracedModel
+from millrace.torch.traced_model import TracedModel, as_real
 from millrace.torch.translator import Translator, library_directories, line_of, source_location
 from millrace.torch.triton import hide_triton
 
@@ -137,7 +144,7 @@ def _check(model: torch.nn.Module, batch: Mapping[str, torch.Tensor]) -> None:
             f"the example has to be a batch of the same two or more samples in each input: {found}"
         )
     for name, parameter in model.named_parameters():
-        if parameter.dtype != torch.float32:
+        if parameter.dtype not in (torch.float32, torch.complex64):
             raise UnsupportedModelError(
                 f"the parameter {name} is of type {parameter.dtype}: use model.float()"
             )
@@ -243,8 +250,9 @@ def _keep_stopped_gradients(program: ExportedProgram, location: str) -> None:
             raise UnsupportedModelError(f"{source_location(node, location)}: alpha dropout: use Dropout")
         values = node.meta.get("val")
         values = values if isinstance(values, list | tuple) else [values]
-        is_float = any(isinstance(value, torch.Tensor) and value.is_floating_point() for value in values)
-        if not is_float or not any(source.name in trained for source in node.all_input_nodes):
+        tensors = [value for value in values if isinstance(value, torch.Tensor)]
+        has_gradient = any(value.is_floating_point() or value.is_complex() for value in tensors)
+        if not has_gradient or not any(source.name in trained for source in node.all_input_nodes):
             continue
         trained.add(node.name)
         if node not in of_loss:
@@ -295,7 +303,8 @@ def _decompositions() -> Any:
 def _translated(
     model: torch.nn.Module, program: ExportedProgram, names: list[str], metrics: list[str], location: str
 ) -> TracedModel:
-    translator = Translator(dict(model.named_parameters(remove_duplicate=False)), location)
+    parameters = model.named_parameters(remove_duplicate=False)
+    translator = Translator({name: as_real(parameter) for name, parameter in parameters}, location)
     _add_inputs(translator, program, names)
     outputs: list[Operand] = [None]
     used = _nodes_of_outputs(program.graph, len(metrics) + 1)
@@ -362,7 +371,10 @@ def _add_inputs(translator: Translator, program: ExportedProgram, names: list[st
             name = spec.target.removeprefix("model.")
             data = translator.parameters[name]
             key = (data.data_ptr(), tuple(data.shape))
-            translator.known[node.name] = Parameter(first_names.setdefault(key, name), tuple(data.shape))
+            name, shape = first_names.setdefault(key, name), tuple(data.shape)
+            is_complex = node.meta["val"].is_complex()
+            parameter = ComplexParameter(name, shape[:-1]) if is_complex else Parameter(name, shape)
+            translator.known[node.name] = parameter
         elif spec.kind == InputKind.USER_INPUT:
             example, name = node.meta["val"], next(remaining)
             if example.dtype not in DTYPES:

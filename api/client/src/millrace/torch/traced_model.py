@@ -35,7 +35,7 @@ class TracedModel:
         """Return the tensors of the graph, computed from the parameters of the module."""
         shapes = {tensor["name"]: tensor["shape"] for tensor in self.document["tensors"]}
         return {
-            name: oriented(model.get_parameter(name).cpu(), shapes[name], transposed=transposed)
+            name: oriented(as_real(model.get_parameter(name)).cpu(), shapes[name], transposed=transposed)
             for name, transposed in self.transposed.items()
         }
 
@@ -57,8 +57,13 @@ class TracedModel:
                 )
         with torch.no_grad():
             for name, transposed in self.transposed.items():
-                parameter = model.get_parameter(name)
+                parameter = as_real(model.get_parameter(name))
                 parameter.copy_(oriented(weights[name], list(parameter.shape), transposed=transposed))
+
+
+def as_real(parameter: torch.Tensor) -> torch.Tensor:
+    """Return complex numbers as real ones with a last dimension of two, in the same memory."""
+    return torch.view_as_real(parameter) if parameter.is_complex() else parameter
 
 
 def oriented(weight: torch.Tensor, shape: list[int], *, transposed: bool) -> torch.Tensor:

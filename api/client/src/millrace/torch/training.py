@@ -26,7 +26,7 @@ from millrace.torch.arrays import UnsupportedDataError, arrays_of, example_of, w
 from millrace.torch.data_loader import without_data_loader
 from millrace.torch.optimizer import optimizer_params
 from millrace.torch.trace import trace
-from millrace.torch.traced_model import TracedModel, oriented
+from millrace.torch.traced_model import TracedModel, as_real, oriented
 from millrace.uploads import Blob
 
 GRAPH_FILE = "graph.json"
@@ -48,10 +48,13 @@ def state_of(
         raise UnsupportedDataError(
             f"the module has no parameter {unknown[0]}: give the module that was trained"
         )
-    trained = {
-        id(parameters[name]): oriented(tensor, list(parameters[name].shape), transposed=name in transposed)
-        for name, tensor in tensors.items()
-    }
+
+    def of_parameter(name: str, tensor: torch.Tensor) -> torch.Tensor:
+        parameter = parameters[name]
+        data = oriented(tensor, list(as_real(parameter).shape), transposed=name in transposed)
+        return torch.view_as_complex(data) if parameter.is_complex() else data
+
+    trained = {id(parameters[name]): of_parameter(name, tensor) for name, tensor in tensors.items()}
     # Tied parameters have several names.
     ids = {name: id(parameter) for name, parameter in parameters.items()}
     return {name: trained.get(ids.get(name, 0), value) for name, value in model.state_dict().items()}

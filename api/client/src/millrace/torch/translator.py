@@ -17,6 +17,8 @@ from millrace.torch.document import DTYPES, MAX_CONSTANT_ELEMENTS, GraphBuilder,
 from millrace.torch.layout import Layout, MixesSamplesError
 from millrace.torch.operands import (
     BatchSize,
+    Complex,
+    ComplexParameter,
     Fixed,
     LabelLosses,
     Loss,
@@ -90,14 +92,17 @@ def line_of(error: Exception) -> str:
     return ""
 
 
-COMPUTED = (Traced, Parameter, ParameterView, LabelLosses, Loss, Losses, Ratio, Uniform)
+COMPUTED = (
+    *(Traced, Parameter, ParameterView, Complex, ComplexParameter),
+    *(LabelLosses, Loss, Losses, Ratio, Uniform),
+)
 """Operands that depend on inputs, parameters or random numbers."""
 
 
 class Translator:
     """Translates operators to those of a graph. Translations call the methods below `translate`."""
 
-    def __init__(self, parameters: dict[str, torch.nn.Parameter], location: str) -> None:
+    def __init__(self, parameters: dict[str, torch.Tensor], location: str) -> None:
         self.graph = GraphBuilder()
         self.parameters = parameters
         self.known: dict[str, Operand] = {}
@@ -140,7 +145,7 @@ class Translator:
         return argument
 
     def _call(self, node: torch.fx.Node) -> Operand:
-        from millrace.torch.operators import TRANSLATIONS
+        from millrace.torch.operators import COMPLEX_TRANSLATIONS, TRANSLATIONS, is_complex
         from millrace.torch.operators.unsupported import message
 
         args = [self.operand(argument) for argument in node.args]
@@ -157,12 +162,14 @@ class Translator:
         flat = _flatten([*args, *kwargs.values()])
         if base not in RANDOM and not any(isinstance(item, COMPUTED) for item in flat):
             return _evaluate(target, args, kwargs, meta)
-        translation = TRANSLATIONS.get(self.name) or TRANSLATIONS.get(base)
-        if translation is None:
-            raise UnsupportedModelError(message(base))
         first = meta[0] if isinstance(meta, list | tuple) else meta
+        has_complex = first.is_complex() or any(is_complex(item) for item in flat)
+        table = COMPLEX_TRANSLATIONS if has_complex else TRANSLATIONS
+        translation = table.get(self.name) or table.get(base)
+        if translation is None:
+            raise UnsupportedModelError(message(base, is_complex=has_complex))
         self.dtype = DTYPES.get(first.dtype, "f32")
-        layout = _inherit_sample_order(Layout.of(first.shape), flat)
+        layout = _inherit_sample_order(Layout.of(first.shape), _with_parts(flat))
         result = translation(self, layout, args, kwargs)
         if isinstance(result, Traced):
             found, expected = (result.layout.sizes, result.value.shape), (layout.sizes, result.layout.sample)
@@ -364,6 +371,11 @@ class Translator:
 
 def _flatten(items: list[Any]) -> list[Any]:
     return [inner for item in items for inner in (_flatten(item) if isinstance(item, list) else [item])]
+
+
+def _with_parts(operands: list[Any]) -> list[Any]:
+    """Return operands with the real parts of complex ones in place of these."""
+    return [operand.real if isinstance(operand, Complex) else operand for operand in operands]
 
 
 def _inherit_sample_order(layout: Layout, operands: list[Any]) -> Layout:

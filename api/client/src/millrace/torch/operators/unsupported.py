@@ -23,9 +23,6 @@ ADVICE = {
     "shuffle the data in place of the batch": ("randperm",),
     "use torch.rand, randn or dropout": ("multinomial", "geometric", "cauchy", "log_normal", "binomial"),
     "use LeakyReLU or PReLU": ("rrelu_with_noise_functional", "rrelu_with_noise"),
-    "use real numbers, such as the sine and the cosine of an angle": (
-        *("view_as_complex", "view_as_real", "complex", "polar", "_fft_r2c", "_fft_c2r", "_fft_c2c"),
-    ),
     "use Conv3d with a stride": ("fractional_max_pool2d", "fractional_max_pool3d"),
     "use a matrix product with fixed weights, or F.interpolate": ("grid_sampler_2d", "grid_sampler_3d"),
     "use torch.einsum": ("_trilinear",),
@@ -56,8 +53,13 @@ FUNCTIONS = {
 BY_OPERATOR = {name: advice for advice, names in ADVICE.items() for name in names}
 
 
-def message(operator: str) -> str:
-    """Return what is wrong with an operator, and what to use."""
+def message(operator: str, *, is_complex: bool = False) -> str:
+    """Return what is wrong with an operator, and what to use. `is_complex` is for one on complex numbers."""
+    if is_complex:
+        return (
+            f"the operator {operator} of PyTorch is not supported for complex numbers: write it with sums, "
+            "products, abs, exp and conj, or with real numbers"
+        )
     advice = BY_OPERATOR.get(operator, GENERAL_ADVICE)
     return f"the operator {operator} of PyTorch is not supported: {advice}"
 
