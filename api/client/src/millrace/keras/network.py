@@ -13,10 +13,10 @@ from typing import Any
 import torch
 
 from millrace.keras.weights import Weight, is_numeric
+from millrace.torch.locations import GENERATED, library_directories
 from millrace.torch.operands import UnsupportedModelError
 from millrace.torch.trace import trace
 from millrace.torch.traced_model import TracedModel
-from millrace.torch.translator import GENERATED, library_directories
 
 SCOPES = "scopes"
 """The attribute of a network that has a module for each part of the model."""

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from millrace.torch.translator import is_of_user
+from millrace.torch.locations import is_of_user
 
 
 def line_that_changes(has_changed: Callable[[], bool], call: Callable[[], Any]) -> str:

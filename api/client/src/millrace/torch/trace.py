@@ -16,6 +16,7 @@ from millrace.torch.counters import Counters, Tracing
 from millrace.torch.document import DTYPES
 from millrace.torch.generators import Generators
 from millrace.torch.layout import Layout
+from millrace.torch.locations import library_directories, line_of, source_location
 from millrace.torch.metrics import add_metric, loss_and_metrics
 from millrace.torch.operands import (
     ComplexParameter,
@@ -30,7 +31,7 @@ from millrace.torch.operators.unsupported import advice_for_functions
 from millrace.torch.quiet import quiet
 from millrace.torch.stop_gradient import stop_gradient
 from millrace.torch.traced_model import TracedModel, as_real
-from millrace.torch.translator import Translator, library_directories, line_of, source_location
+from millrace.torch.translator import Translator
 from millrace.torch.triton import hide_triton
 
 KEPT = frozenset(

@@ -13,7 +13,7 @@ import torch
 
 from millrace.torch.layout import Layout
 from millrace.torch.operands import Complex, ComplexParameter, Fixed, Operand, Parameter, Traced
-from millrace.torch.operators.elementwise import binary, unary
+from millrace.torch.operators.elementwise import unary
 from millrace.torch.operators.functions import compare, select
 from millrace.torch.operators.registry import TRANSLATIONS, Translation, completed, registers_in
 from millrace.torch.operators.shapes import part
