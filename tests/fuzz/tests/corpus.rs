@@ -1,11 +1,13 @@
 //! Runs every target over its committed corpus, then over mutations of it. The mutations are the same in every run,
 //! because they are seeded by the target's name.
 //!
-//! `MILLRACE_FUZZ_SECONDS` is the time per target, one second by default. An input that breaks a target remains in
-//! `target/tmp/`. Add it to the target's directory of `corpus/` with the fix.
+//! `MILLRACE_FUZZ_SECONDS` is the time per target, one second by default. Each core runs another target. An input that
+//! breaks a target remains in `target/tmp/`. Add it to the target's directory of `corpus/` with the fix.
 
 use std::fs;
+use std::num::NonZero;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use millrace_fuzz::TARGETS;
@@ -40,22 +42,34 @@ fn cpu_time() -> Duration {
     Duration::from_nanos(schedule.split(' ').next().unwrap().parse().unwrap())
 }
 
+/// Runs a target over its corpus, then over mutations of it for `duration`.
+fn run_target(name: &str, target: fn(&[u8]), duration: Duration) {
+    let corpus = corpus(name);
+    assert!(!corpus.is_empty(), "{name} has a corpus");
+    for (_, input) in &corpus {
+        run(name, target, input);
+    }
+    let seeds: Vec<Vec<u8>> = corpus.into_iter().map(|(_, input)| input).collect();
+    let (mut random, mut inputs) = (Random::new(name), 0_u64);
+    let end = Instant::now() + duration;
+    while Instant::now() < end {
+        run(name, target, &mutated(&seeds, &mut random));
+        inputs += 1;
+    }
+    println!("{name}: {} seeds, {inputs} mutations", seeds.len());
+}
+
 #[test]
 fn no_corpus_input_panics() {
     let seconds = std::env::var("MILLRACE_FUZZ_SECONDS").ok().and_then(|text| text.parse().ok()).unwrap_or(1);
-    for (name, target) in TARGETS {
-        let corpus = corpus(name);
-        assert!(!corpus.is_empty(), "{name} has a corpus");
-        for (_, input) in &corpus {
-            run(name, target, input);
+    let next = AtomicUsize::new(0);
+    std::thread::scope(|scope| {
+        for _ in 0..std::thread::available_parallelism().map_or(1, NonZero::get) {
+            scope.spawn(|| {
+                while let Some((name, target)) = TARGETS.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    run_target(name, *target, Duration::from_secs(seconds));
+                }
+            });
         }
-        let seeds: Vec<Vec<u8>> = corpus.into_iter().map(|(_, input)| input).collect();
-        let (mut random, mut inputs) = (Random::new(name), 0_u64);
-        let end = Instant::now() + Duration::from_secs(seconds);
-        while Instant::now() < end {
-            run(name, target, &mutated(&seeds, &mut random));
-            inputs += 1;
-        }
-        println!("{name}: {} seeds, {inputs} mutations", seeds.len());
-    }
+    });
 }
