@@ -95,6 +95,40 @@ def composed(layer: Any, x: Any) -> Any:
     return torch.cat(results, -1).square().mean() + torch.var_mean(x, -1)[0].mean()
 
 
+def special(layer: Any, x: Any) -> Any:
+    x = layer(x)
+    y = torch.tanh(x) * 0.99
+    results = [
+        torch.atan(5 * x),
+        torch.asin(y),
+        torch.acos(y),
+        torch.atan2(x, y.flip(1)),
+        torch.atan2(x, -x * 0),
+    ]
+    results += [
+        torch.lgamma(x.exp()),
+        torch.digamma(x.exp()),
+        torch.lgamma(20 * x.exp()),
+        torch.lgamma(x.abs() + 0.2),
+    ]
+    return torch.cat(results, -1).square().mean()
+
+
+class Sampled(nn.Module):
+    """Samples images at places that are computed from them, as spatial transformers do."""
+
+    def __init__(self, mode: str, padding: str, *, corners: bool) -> None:
+        super().__init__()
+        self.linear, self.convolution = nn.Linear(9, 2), nn.Conv2d(4, 4, 1)
+        self.options = {"mode": mode, "padding_mode": padding, "align_corners": corners}
+
+    def forward(self, x: Any) -> Any:
+        angles = self.linear(x.mean((1, 2)))
+        rows = torch.stack([angles.cos(), angles.sin() * 1.5, angles / 3], 2)
+        grid = F.affine_grid(rows, [x.shape[0], 4, 5, 6], align_corners=self.options["align_corners"])
+        return F.grid_sample(self.convolution(x), grid, **self.options)
+
+
 def lstm(layer: Any, x: Any) -> Any:
     output, (hidden, _) = layer(x)
     # PyTorch 2.6 exports the last state with a wrong shape.
@@ -286,6 +320,11 @@ CASES: dict[str, tuple[Callable[[], Any], Callable[[Any, Any], Any], Callable[[]
     "assigned": (lambda: nn.Linear(WIDTH, WIDTH), assigned, rows),
     "chosen": (lambda: nn.Linear(WIDTH, WIDTH), chosen, rows),
     "composed": (lambda: nn.Linear(WIDTH, 4), composed, rows),
+    "special": (lambda: nn.Linear(WIDTH, 4), special, rows),
+    "sampled": (lambda: Sampled("bilinear", "zeros", corners=False), squares, images),
+    "sampled at corners": (lambda: Sampled("bilinear", "reflection", corners=True), squares, images),
+    "sampled inside": (lambda: Sampled("bilinear", "border", corners=False), squares, images),
+    "sampled at pixels": (lambda: Sampled("nearest", "reflection", corners=False), squares, images),
     "last of each": (lambda: nn.Embedding(WORDS, 4), last_of_each, words),
     "one-hot": (lambda: nn.Linear(WORDS, 4), of_one_hot, words),
     "mask": (

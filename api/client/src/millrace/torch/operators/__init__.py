@@ -12,9 +12,11 @@ from millrace.torch.operators import (
     random,
     recurrent,
     reductions,
+    sampling,
     scatter,
     shapes,
     sorting,
+    special_functions,
 )
 from millrace.torch.operators.complex_numbers import COMPLEX_TRANSLATIONS, is_complex
 from millrace.torch.operators.registry import TRANSLATIONS, Translation
@@ -35,7 +37,9 @@ __all__ = [
     "random",
     "recurrent",
     "reductions",
+    "sampling",
     "scatter",
     "shapes",
     "sorting",
+    "special_functions",
 ]

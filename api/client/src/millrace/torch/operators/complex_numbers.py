@@ -239,6 +239,18 @@ def _direction(t: Translator, layout: Layout, args: list[Any], kwargs: dict[str,
     return _quotient(t, layout, [args[0], divisor], {})
 
 
+@translates_complex("angle")
+def _angle(t: Translator, layout: Layout, args: list[Any], kwargs: dict[str, Any]) -> Operand:
+    x = parts_of(t, args[0])
+    return _real(t, "atan2", layout, x.imaginary, x.real)
+
+
+@translates_complex("log")
+def _logarithm(t: Translator, layout: Layout, args: list[Any], kwargs: dict[str, Any]) -> Operand:
+    size = _real(t, "log", layout, _size(t, layout, args, {}))
+    return Complex(size, _angle(t, layout, args, {}))
+
+
 @translates_complex("pow")
 def _power(t: Translator, layout: Layout, args: list[Any], kwargs: dict[str, Any]) -> Operand:
     x, exponent = args[:2]

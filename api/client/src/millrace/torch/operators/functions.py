@@ -96,7 +96,9 @@ FUNCTIONS: dict[str, Function] = {
 }
 
 
-def _composed(function: Function) -> Translation:
+def composed(function: Function) -> Translation:
+    """Return the translation of a function of one number."""
+
     def translation(t: Translator, layout: Layout, args: list[Any], kwargs: dict[str, Any]) -> Operand:
         return Traced(t.cast(function(t, t.cast(t.value(args[0], layout), "f32")), t.dtype), layout)
 
@@ -133,18 +135,21 @@ def _softplus(t: Translator, layout: Layout, args: list[Any], kwargs: dict[str, 
     return Traced(select(t, compare(t, "gt", scaled, t.number(threshold)), x, curve), layout)
 
 
-@translates("round", "round.decimals")
-def _round(t: Translator, layout: Layout, args: list[Any], kwargs: dict[str, Any]) -> Operand:
-    unit = 10.0 ** kwargs.get("decimals", 0)
-    x = times(t, t.cast(t.value(args[0], layout), "f32"), unit)
-    # Halves are rounded to even numbers.
+def rounded(t: Translator, x: Value) -> Value:
+    """Add the nearest whole numbers; halves are rounded to even ones."""
     shifted = plus(t, x, 0.5)
     nearest = unary(t, "floor", shifted)
     half = times(t, nearest, 0.5)
     is_odd = compare(t, "ne", half, unary(t, "floor", half))
     even = select(t, is_odd, plus(t, nearest, -1.0), nearest)
-    rounded = select(t, compare(t, "eq", shifted, nearest), even, nearest)
-    return Traced(t.cast(times(t, rounded, 1 / unit), t.dtype), layout)
+    return select(t, compare(t, "eq", shifted, nearest), even, nearest)
+
+
+@translates("round", "round.decimals")
+def _round(t: Translator, layout: Layout, args: list[Any], kwargs: dict[str, Any]) -> Operand:
+    unit = 10.0 ** kwargs.get("decimals", 0)
+    x = times(t, t.cast(t.value(args[0], layout), "f32"), unit)
+    return Traced(t.cast(times(t, rounded(t, x), 1 / unit), t.dtype), layout)
 
 
 @translates("remainder", "fmod")
@@ -177,4 +182,4 @@ def _feature_dropout(t: Translator, layout: Layout, args: list[Any], kwargs: dic
     return Traced(binary(t, "mul", x, kept), layout)
 
 
-TRANSLATIONS.update({name: _composed(function) for name, function in FUNCTIONS.items()})
+TRANSLATIONS.update({name: composed(function) for name, function in FUNCTIONS.items()})

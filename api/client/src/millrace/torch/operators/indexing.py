@@ -36,10 +36,10 @@ def take(t: Translator, x: Value, axis: int, indices: Sequence[int]) -> Value:
         runs = [(indices[start], end - start) for start, end in zip(starts, ends, strict=True)]
         return join(t, [part(t, x, axis, first, first + count) for first, count in runs], axis)
     column = torch.tensor(indices, dtype=torch.int32).reshape(-1, *(1 for _ in x.shape[axis + 1 :]))
-    return _gather_elements(t, x, axis, t.constant(column))
+    return gather_elements(t, x, axis, t.constant(column))
 
 
-def _gather_elements(t: Translator, x: Value, axis: int, index: Value) -> Value:
+def gather_elements(t: Translator, x: Value, axis: int, index: Value) -> Value:
     """Add the elements of a dimension at computed indices, which are broadcast to the other dimensions."""
     count = index.shape[axis - len(x.shape)]
     shape = (*x.shape[:axis], count, *x.shape[axis + 1 :])
@@ -55,7 +55,7 @@ def _gather(t: Translator, layout: Layout, args: list[Any], kwargs: dict[str, An
     for at, size in enumerate(index.shape):
         if at != axis:
             value = part(t, value, at, 0, size)
-    return Traced(_gather_elements(t, value, axis, index), layout)
+    return Traced(gather_elements(t, value, axis, index), layout)
 
 
 def _with_batch(x: Traced, layout: Layout) -> tuple[int, ...]:
@@ -126,7 +126,7 @@ def _at(t: Translator, x: Value, axis: int, index: Value) -> Value:
     """Add the elements of a dimension at computed indices; their dimensions replace it."""
     before, after = x.shape[:axis], x.shape[axis + 1 :]
     column = t.reshape(index, (prod(index.shape), *(1 for _ in after)))
-    return t.reshape(_gather_elements(t, x, axis, column), (*before, *index.shape, *after))
+    return t.reshape(gather_elements(t, x, axis, column), (*before, *index.shape, *after))
 
 
 def _at_fixed(t: Translator, x: Traced, given: list[tuple[int, Fixed]]) -> Value:
@@ -210,7 +210,7 @@ def _extreme(t: Translator, layout: Layout, args: list[Any], kwargs: dict[str, A
     axis, value = x.layout.dimension(args[1]), t.cast(x.value, "f32")
     is_minimum = t.name.startswith("min")
     index = _index_of_largest(t, unary(t, "neg", value) if is_minimum else value, axis)
-    value = t.reshape(_gather_elements(t, value, axis, index), layout.sample)
+    value = t.reshape(gather_elements(t, value, axis, index), layout.sample)
     index = t.reshape(index, layout.sample)
     return [Traced(t.cast(value, t.dtype), layout), Traced(index, layout)]
 
@@ -228,7 +228,7 @@ def _topk(t: Translator, layout: Layout, args: list[Any], kwargs: dict[str, Any]
     values, indices = [], []
     for _ in range(count):
         index = _index_of_largest(t, rest, axis)
-        values.append(_gather_elements(t, rest, axis, index))
+        values.append(gather_elements(t, rest, axis, index))
         indices.append(index)
         is_chosen = compare(t, "eq", t.constant(positions), index)
         rest = t.graph.node({"op": "select"}, [is_chosen, t.number(-inf), rest], rest.shape)

@@ -24,7 +24,6 @@ ADVICE = {
     "use torch.rand, randn or dropout": ("multinomial", "geometric", "cauchy", "log_normal", "binomial"),
     "use LeakyReLU or PReLU": ("rrelu_with_noise_functional", "rrelu_with_noise"),
     "use Conv3d with a stride": ("fractional_max_pool2d", "fractional_max_pool3d"),
-    "use a matrix product with fixed weights, or F.interpolate": ("grid_sampler_2d", "grid_sampler_3d"),
     "use torch.einsum": ("_trilinear",),
     "use a parametrization by products, such as weight_norm": (
         *("linalg_matrix_exp", "linalg_householder_product", "linalg_inv_ex", "_linalg_svd", "_linalg_eigh"),
