@@ -120,6 +120,8 @@ class Sampled(nn.Module):
     def __init__(self, mode: str, padding: str, *, corners: bool) -> None:
         super().__init__()
         self.linear, self.convolution = nn.Linear(9, 2), nn.Conv2d(4, 4, 1)
+        # The nearest pixel has no gradient with regard to the place.
+        self.linear.requires_grad_(mode != "nearest")
         self.options = {"mode": mode, "padding_mode": padding, "align_corners": corners}
 
     def forward(self, x: Any) -> Any:

@@ -81,16 +81,23 @@ def _grid_sample(t: Translator, layout: Layout, args: list[Any], kwargs: dict[st
         found, inside = _corner(t, image, [rounded(t, place) for place in places], sizes)
         result = binary(t, "mul", found, t.reshape(inside, (1, prod(inside.shape))))
         return Traced(t.reshape(result, layout.sample), layout)
+    return Traced(t.reshape(_interpolated(t, image, places, sizes), layout.sample), layout)
+
+
+def _interpolated(t: Translator, image: Value, places: list[Value], sizes: tuple[int, ...]) -> Value:
+    """Return the sums of the elements around places, weighted by how near these are."""
+    axes = range(len(sizes))
     lower = [unary(t, "floor", place) for place in places]
     weights = [binary(t, "sub", place, below) for place, below in zip(places, lower, strict=True)]
-    result = None
+    items = []
     for corner in product((0, 1), repeat=len(sizes)):
         ends = [plus(t, lower[axis], 1.0) if corner[axis] else lower[axis] for axis in axes]
         found, weight = _corner(t, image, ends, sizes)
         for axis in axes:
             share = weights[axis] if corner[axis] else plus(t, unary(t, "neg", weights[axis]), 1.0)
             weight = binary(t, "mul", weight, share)
-        item = binary(t, "mul", found, t.reshape(weight, (1, prod(weight.shape))))
-        result = item if result is None else binary(t, "add", result, item)
-    assert result is not None
-    return Traced(t.reshape(result, layout.sample), layout)
+        items.append(binary(t, "mul", found, t.reshape(weight, (1, prod(weight.shape)))))
+    total = items[0]
+    for item in items[1:]:
+        total = binary(t, "add", total, item)
+    return total

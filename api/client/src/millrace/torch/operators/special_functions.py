@@ -30,8 +30,8 @@ def _polynomial(t: Translator, x: Value, coefficients: list[float]) -> Value:
 
 def _series_of_atan(t: Translator, x: Value) -> Value:
     """Return the arctangent of numbers between -1 and 1."""
-    # atan(x) = 2 atan(x / (1 + sqrt(1 + x^2))) halves the angle, here twice. Then 0.2 is the largest number, and
-    # terms from x^11 on are below the rounding of f32.
+    # atan(x) = 2 atan(x / (1 + sqrt(1 + x^2))) halves the angle, here twice. Then 0.2 is the largest number,
+    # and terms from x^11 on are below the rounding of f32.
     for _ in range(2):
         root = unary(t, "sqrt", plus(t, unary(t, "square", x), 1.0))
         x = binary(t, "div", x, plus(t, root, 1.0))
