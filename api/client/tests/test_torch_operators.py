@@ -114,6 +114,20 @@ def special(layer: Any, x: Any) -> Any:
     return torch.cat(results, -1).square().mean()
 
 
+def accumulated(layer: Any, x: Any) -> Any:
+    x = layer(x)
+    y = x.flip(1)
+    results = [torch.logcumsumexp(4 * x, 1), torch.hypot(x, y), torch.copysign(x, y)]
+    results += [torch.ldexp(x, torch.tensor(2)), torch.fmax(x, y), torch.where(torch.isinf(x / 0), x, y)]
+    results += [values * (1 + indices) for values, indices in (x.cummax(1), x.cummin(1))]
+    bounds = torch.tensor([-0.5, 0.0, 0.25])
+    buckets = torch.bucketize(x, bounds) - torch.searchsorted(bounds, y, right=True)
+    squares = x.diagonal(1, 1, 2).sum(-1) + x[:, :4].diagonal(0, 1, 2).square().sum(-1)
+    return (
+        torch.cat(results, -1).square().mean(1) * (buckets * x).mean((1, 2))[:, None]
+    ).mean() + squares.mean()
+
+
 class Sampled(nn.Module):
     """Samples images at places that are computed from them, as spatial transformers do."""
 
@@ -323,6 +337,7 @@ CASES: dict[str, tuple[Callable[[], Any], Callable[[Any, Any], Any], Callable[[]
     "chosen": (lambda: nn.Linear(WIDTH, WIDTH), chosen, rows),
     "composed": (lambda: nn.Linear(WIDTH, 4), composed, rows),
     "special": (lambda: nn.Linear(WIDTH, 4), special, rows),
+    "accumulated": (lambda: nn.Linear(WIDTH, 4), accumulated, rows),
     "sampled": (lambda: Sampled("bilinear", "zeros", corners=False), squares, images),
     "sampled at corners": (lambda: Sampled("bilinear", "reflection", corners=True), squares, images),
     "sampled inside": (lambda: Sampled("bilinear", "border", corners=False), squares, images),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import log
+from math import inf, log
 from typing import Any, TypeAlias
 
 from millrace.torch.document import Value
@@ -36,6 +36,13 @@ def plus(t: Translator, x: Value, number: float) -> Value:
 def times(t: Translator, x: Value, number: float) -> Value:
     """Add the product of a value and a number."""
     return x if number == 1 else binary(t, "mul", x, t.number(number))
+
+
+def log_add_exp(t: Translator, left: Value, right: Value) -> Value:
+    """Add the logarithm of the sum of the exponentials of two values."""
+    distance = unary(t, "abs", binary(t, "sub", left, right))
+    rest = _log1p(t, unary(t, "exp", unary(t, "neg", distance)))
+    return binary(t, "add", binary(t, "max", left, right), rest)
 
 
 def _log1p(t: Translator, x: Value) -> Value:
@@ -103,6 +110,40 @@ def composed(function: Function) -> Translation:
         return Traced(t.cast(function(t, t.cast(t.value(args[0], layout), "f32")), t.dtype), layout)
 
     return translation
+
+
+def _of_two(function: Callable[[Translator, Value, Value], Value]) -> Translation:
+    """Return the translation of a function of two numbers."""
+
+    def translation(t: Translator, layout: Layout, args: list[Any], kwargs: dict[str, Any]) -> Operand:
+        left, right = (t.cast(t.value(item, layout), "f32") for item in args[:2])
+        return Traced(t.cast(t.expand(function(t, left, right), layout.sample), t.dtype), layout)
+
+    return translation
+
+
+def _hypot(t: Translator, left: Value, right: Value) -> Value:
+    squares = (unary(t, "square", item) for item in (left, right))
+    return unary(t, "sqrt", binary(t, "add", *squares))
+
+
+def _copysign(t: Translator, left: Value, right: Value) -> Value:
+    size, is_negative = unary(t, "abs", left), compare(t, "lt", right, t.number(0.0))
+    return select(t, is_negative, unary(t, "neg", size), size)
+
+
+def _ldexp(t: Translator, left: Value, right: Value) -> Value:
+    return binary(t, "mul", left, unary(t, "exp", times(t, right, log(2))))
+
+
+@translates("isinf", "signbit")
+def _is_infinite_or_negative(
+    t: Translator, layout: Layout, args: list[Any], kwargs: dict[str, Any]
+) -> Operand:
+    x = t.cast(t.value(args[0], layout), "f32")
+    if t.name.startswith("signbit"):
+        return Traced(compare(t, "lt", x, t.number(0.0)), layout)
+    return Traced(compare(t, "eq", unary(t, "abs", x), t.number(inf)), layout)
 
 
 @translates("isnan")
@@ -183,3 +224,6 @@ def _feature_dropout(t: Translator, layout: Layout, args: list[Any], kwargs: dic
 
 
 TRANSLATIONS.update({name: composed(function) for name, function in FUNCTIONS.items()})
+for _name, _function in {"hypot": _hypot, "copysign": _copysign, "ldexp": _ldexp}.items():
+    TRANSLATIONS[_name] = _of_two(_function)
+TRANSLATIONS["fmax"], TRANSLATIONS["fmin"] = TRANSLATIONS["maximum"], TRANSLATIONS["minimum"]

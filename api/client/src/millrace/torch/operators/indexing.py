@@ -14,7 +14,7 @@ from millrace.torch.operands import Fixed, Operand, Parameter, Traced, Unsupport
 from millrace.torch.operators.elementwise import unary
 from millrace.torch.operators.functions import compare
 from millrace.torch.operators.registry import completed, translates
-from millrace.torch.operators.shapes import join, part
+from millrace.torch.operators.shapes import join, part, permute
 from millrace.torch.operators.sorting import elements_at, sorted_indices
 from millrace.torch.operators.unsupported import message
 from millrace.torch.translator import BATCH, Translator, sample_elements
@@ -202,6 +202,22 @@ def _argmax(t: Translator, layout: Layout, args: list[Any], kwargs: dict[str, An
     axis, value = x.layout.dimension(dim), t.cast(x.value, "f32")
     value = unary(t, "neg", value) if t.name.startswith("argmin") else value
     return Traced(t.reshape(_index_of_largest(t, value, axis), layout.sample), layout)
+
+
+@translates("diagonal")
+def _diagonal(t: Translator, layout: Layout, args: list[Any], kwargs: dict[str, Any]) -> Operand:
+    x, offset, first, second = completed([t.traced(args[0]), *args[1:]], None, 0, 0, 1)
+    axes = [x.layout.dimension(dim) for dim in (first, second)]
+    rest = [at for at in range(len(x.value.shape)) if at not in axes]
+    value = permute(t, x.value, [*rest, *axes])
+    *others, rows, columns = value.shape
+    places = [row * columns + row + offset for row in range(rows) if 0 <= row + offset < columns]
+    flat = t.reshape(value, (*others, rows * columns))
+    if len(places) < 2:
+        return Traced(t.reshape(take(t, flat, len(others), places), layout.sample), layout)
+    # Elements of a diagonal have the same distance.
+    step, end = columns + 1, places[-1] + 1
+    return Traced(part(t, flat, len(others), places[0], end, step), layout)
 
 
 @translates("max.dim", "min.dim")

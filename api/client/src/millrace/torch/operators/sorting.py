@@ -6,19 +6,25 @@ rank ── compare [.., n, n] ── sum ──> index of each rank ── gath
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeAlias
 
 import torch
 
 from millrace.torch.document import Value
 from millrace.torch.layout import Layout
-from millrace.torch.operands import Operand, Traced, UnsupportedModelError
+from millrace.torch.operands import Fixed, Operand, Traced, UnsupportedModelError
 from millrace.torch.operators.elementwise import binary
-from millrace.torch.operators.functions import compare, select
+from millrace.torch.operators.functions import compare, log_add_exp, select
 from millrace.torch.operators.reductions import reduce
 from millrace.torch.operators.registry import completed, translates
 from millrace.torch.operators.shapes import join, part, permute, with_borders
 from millrace.torch.translator import Translator
+
+LARGE = 1e30
+"""A number that is larger than any other."""
+
+Function: TypeAlias = Callable[[Translator, Value, Value], Value]
 
 MAX_SORTED = 512
 """Maximum elements of a dimension that is sorted, because all pairs of them are compared."""
@@ -94,15 +100,52 @@ def _product_of_elements(t: Translator, layout: Layout, args: list[Any], kwargs:
 @translates("cumprod")
 def _cumulative_product(t: Translator, layout: Layout, args: list[Any], kwargs: dict[str, Any]) -> Operand:
     x = t.traced(args[0])
-    value = _accumulated(t, t.cast(x.value, "f32"), x.layout.dimension(args[1]), "mul", 1.0)
+    value = accumulated(t, t.cast(x.value, "f32"), x.layout.dimension(args[1]), _binary("mul"), 1.0)
     return Traced(t.cast(value, t.dtype), layout)
 
 
-def _accumulated(t: Translator, x: Value, axis: int, function: str, neutral: float) -> Value:
+@translates("cummax", "cummin")
+def _cumulative_extreme(t: Translator, layout: Layout, args: list[Any], kwargs: dict[str, Any]) -> Operand:
+    x = t.traced(args[0])
+    axis, value = x.layout.dimension(args[1]), t.cast(x.value, "f32")
+    function, neutral = ("min", LARGE) if t.name.startswith("cummin") else ("max", -LARGE)
+    extremes = accumulated(t, value, axis, _binary(function), neutral)
+    # The index is that of the last element that was an extreme.
+    numbers = torch.arange(value.shape[axis]).float().reshape(-1, *(1 for _ in value.shape[axis + 1 :]))
+    known = select(t, compare(t, "eq", value, extremes), t.constant(numbers), t.number(0.0))
+    index = accumulated(t, known, axis, _binary("max"), 0.0)
+    return [Traced(t.cast(extremes, t.dtype), layout), Traced(t.cast(index, "i32"), layout)]
+
+
+@translates("logcumsumexp")
+def _cumulative_log_sum(t: Translator, layout: Layout, args: list[Any], kwargs: dict[str, Any]) -> Operand:
+    x = t.traced(args[0])
+    return Traced(accumulated(t, x.value, x.layout.dimension(args[1]), log_add_exp, -LARGE), layout)
+
+
+def accumulated(t: Translator, x: Value, axis: int, function: Function, neutral: float) -> Value:
     """Add a function of each element of a dimension and of all before it."""
     reach, count = 1, x.shape[axis]
     while reach < count:
         moved = with_borders(t, part(t, x, axis, 0, count - reach), axis, reach, 0, neutral)
-        x = binary(t, function, x, moved)
+        x = function(t, x, moved)
         reach *= 2
     return x
+
+
+def _binary(function: str) -> Function:
+    return lambda t, left, right: binary(t, function, left, right)
+
+
+@translates("bucketize", "searchsorted")
+def _bucket(t: Translator, layout: Layout, args: list[Any], kwargs: dict[str, Any]) -> Operand:
+    x, bounds = args[:2] if t.name.startswith("bucketize") else args[1::-1]
+    if not isinstance(bounds, Fixed) or bounds.tensor.dim() != 1:
+        raise UnsupportedModelError(f"{t.name.split('.')[0]} with other bounds than a fixed list of numbers")
+    is_right = kwargs.get("right", False) or kwargs.get("side") == "right"
+    value = t.cast(t.value(x, layout), "f32")
+    # The number of bounds before an element.
+    element = t.reshape(value, (*value.shape, 1))
+    is_before = compare(t, "ge" if is_right else "gt", element, t.constant(bounds.tensor.float()))
+    count = reduce(t, t.cast(is_before, "f32"), [len(value.shape)], "sum", keep=False)
+    return Traced(t.cast(count, "i32"), layout)

@@ -14,8 +14,6 @@ ADVICE = {
         "min",
         "median",
         "nanmedian",
-        "cummax",
-        "cummin",
         "mode",
     ),
     "use indices of the same number for each sample, x[batch, number], without offsets": ("embedding_bag",),
