@@ -128,6 +128,14 @@ def accumulated(layer: Any, x: Any) -> Any:
     ).mean() + squares.mean()
 
 
+def overlapped(layer: Any, x: Any) -> Any:
+    columns = F.unfold(layer(x), (3, 2), padding=(1, 0), stride=(2, 1))
+    folded = F.fold(columns.square(), (7, 9), (3, 2), padding=(1, 0), stride=(2, 1))
+    window = torch.hann_window(8, dtype=x.dtype)
+    found = torch.stft(folded.flatten(1)[:, :64], 8, 3, window=window, return_complex=True)
+    return torch.istft(found * found.abs(), 8, 3, window=window).square().mean() + folded.square().mean()
+
+
 class Sampled(nn.Module):
     """Samples images at places that are computed from them, as spatial transformers do."""
 
@@ -338,6 +346,7 @@ CASES: dict[str, tuple[Callable[[], Any], Callable[[Any, Any], Any], Callable[[]
     "composed": (lambda: nn.Linear(WIDTH, 4), composed, rows),
     "special": (lambda: nn.Linear(WIDTH, 4), special, rows),
     "accumulated": (lambda: nn.Linear(WIDTH, 4), accumulated, rows),
+    "overlapped": (lambda: nn.Conv2d(4, 2, 1), overlapped, images),
     "sampled": (lambda: Sampled("bilinear", "zeros", corners=False), squares, images),
     "sampled at corners": (lambda: Sampled("bilinear", "reflection", corners=True), squares, images),
     "sampled inside": (lambda: Sampled("bilinear", "border", corners=False), squares, images),

@@ -54,6 +54,8 @@ KEPT = frozenset(
             "prod",
             "cumprod",
             "round",
+            "col2im",
+            "unfold_backward",
         ),
     }
 )
