@@ -131,7 +131,7 @@ def _product_and_sum(t: Translator, layout: Layout, args: list[Any], kwargs: dic
     return _partwise("add", 2)(t, layout, [product, args[0]], {})
 
 
-def _squared_size(t: Translator, layout: Layout, x: Complex) -> Operand:
+def _squared_magnitude(t: Translator, layout: Layout, x: Complex) -> Operand:
     squares = (_real(t, "mul", layout, item, item) for item in (x.real, x.imaginary))
     return _real(t, "add", layout, *squares)
 
@@ -142,7 +142,7 @@ def _quotient(t: Translator, layout: Layout, args: list[Any], kwargs: dict[str, 
     if not is_complex(right):
         return _partwise("div")(t, layout, [left, right], {})
     b = parts_of(t, right)
-    size = _squared_size(t, layout, b)
+    size = _squared_magnitude(t, layout, b)
     turned = Complex(b.real, _real(t, "neg", layout, b.imaginary))
     product = _multiplied(t, layout, lambda x, y: _real(t, "mul", layout, x, y), left, turned)
     return _partwise("div")(t, layout, [product, size], {})
@@ -223,8 +223,8 @@ def _one_part(t: Translator, layout: Layout, args: list[Any], kwargs: dict[str, 
 
 
 @translates_complex("abs")
-def _size(t: Translator, layout: Layout, args: list[Any], kwargs: dict[str, Any]) -> Operand:
-    squared = t.value(_squared_size(t, layout, parts_of(t, args[0])), layout)
+def _magnitude(t: Translator, layout: Layout, args: list[Any], kwargs: dict[str, Any]) -> Operand:
+    squared = t.value(_squared_magnitude(t, layout, parts_of(t, args[0])), layout)
     # The gradient at 0 is 0, as in PyTorch. That of the root is not finite there.
     is_zero = compare(t, "eq", squared, t.number(0.0))
     root = unary(t, "sqrt", select(t, is_zero, t.number(1.0), squared))
@@ -232,8 +232,8 @@ def _size(t: Translator, layout: Layout, args: list[Any], kwargs: dict[str, Any]
 
 
 @translates_complex("sgn")
-def _direction(t: Translator, layout: Layout, args: list[Any], kwargs: dict[str, Any]) -> Operand:
-    size = _size(t, layout, args[:1], {}).value
+def _sign(t: Translator, layout: Layout, args: list[Any], kwargs: dict[str, Any]) -> Operand:
+    size = _magnitude(t, layout, args[:1], {}).value
     is_zero = compare(t, "eq", size, t.number(0.0))
     divisor = Traced(select(t, is_zero, t.number(1.0), size), layout)
     return _quotient(t, layout, [args[0], divisor], {})
@@ -247,7 +247,7 @@ def _angle(t: Translator, layout: Layout, args: list[Any], kwargs: dict[str, Any
 
 @translates_complex("log")
 def _logarithm(t: Translator, layout: Layout, args: list[Any], kwargs: dict[str, Any]) -> Operand:
-    size = _real(t, "log", layout, _size(t, layout, args, {}))
+    size = _real(t, "log", layout, _magnitude(t, layout, args, {}))
     return Complex(size, _angle(t, layout, args, {}))
 
 

@@ -16,7 +16,7 @@ from millrace.torch.operators.shapes import permute
 from millrace.torch.translator import Translator
 
 
-def _waves(rows: int, columns: int, size: int) -> tuple[torch.Tensor, torch.Tensor]:
+def _cosines_and_sines(rows: int, columns: int, size: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Return cosines and sines of the angles 2 pi i j / size, of shape [rows, columns]."""
     # The product is reduced as an integer: the angle of a large one would be rounded.
     turns = torch.arange(rows)[:, None] * torch.arange(columns)[None, :] % size
@@ -48,7 +48,7 @@ def _sum(t: Translator, function: str, left: Traced, right: Traced) -> Traced:
 def _transformed(t: Translator, x: Complex, dim: int, *, forward: bool, factor: float = 1.0) -> Complex:
     """Transform one dimension of complex numbers."""
     size = x.real.layout.sizes[x.real.layout.index(dim)]
-    cosines, sines = _waves(size, size, size)
+    cosines, sines = _cosines_and_sines(size, size, size)
     cosines, sines = cosines * factor, sines * (-factor if forward else factor)
     a, b = x.real, x.imaginary
     return Complex(
@@ -71,7 +71,7 @@ def _real_to_complex(t: Translator, layout: Layout, args: list[Any], kwargs: dic
     x, (*others, last), norm, _ = t.traced(args[0]), *args[1:4]
     size = x.layout.sizes[x.layout.index(last)]
     factor = _scale(norm, [x.layout.sizes[x.layout.index(dim)] for dim in (*others, last)])
-    cosines, sines = _waves(size, layout.sizes[layout.index(last)], size)
+    cosines, sines = _cosines_and_sines(size, layout.sizes[layout.index(last)], size)
     result = Complex(_times(t, x, last, cosines * factor), _times(t, x, last, sines * -factor))
     for dim in others:
         result = _transformed(t, result, dim, forward=True)
@@ -85,7 +85,7 @@ def _complex_to_real(t: Translator, layout: Layout, args: list[Any], kwargs: dic
     for dim in others:
         x = _transformed(t, x, dim, forward=False)
     frequencies = x.real.layout.sizes[x.real.layout.index(last)]
-    cosines, sines = _waves(frequencies, size, size)
+    cosines, sines = _cosines_and_sines(frequencies, size, size)
     # Frequencies that are left out are conjugates of the others, but for 0 and half the size.
     counts = torch.full((frequencies, 1), 2.0 * factor, dtype=torch.float64)
     counts[0] = factor

@@ -1,4 +1,4 @@
-"""Elements of images at computed places: `grid_sample`."""
+"""Elements of images at computed coordinates: `grid_sample`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _clamped(t: Translator, x: Value, high: float) -> Value:
 
 
 def _reflected(t: Translator, x: Value, low: float, span: float) -> Value:
-    """Return places that are reflected at `low` and at `low + span` until they are between them."""
+    """Return coordinates that are reflected at `low` and at `low + span` until they are between them."""
     if span == 0:
         return times(t, x, 0.0)
     distance = unary(t, "abs", plus(t, x, -low))
@@ -37,22 +37,22 @@ def _reflected(t: Translator, x: Value, low: float, span: float) -> Value:
     return select(t, is_even, plus(t, rest, low), plus(t, unary(t, "neg", rest), span + low))
 
 
-def _place(t: Translator, x: Value, size: int, padding: int, *, align_corners: bool) -> Value:
-    """Return the places along a dimension, from 0 on, of coordinates from -1 to 1."""
+def _in_pixels(t: Translator, x: Value, size: int, padding: int, *, align_corners: bool) -> Value:
+    """Return coordinates in pixels, the first one 0, of those of a grid from -1 to 1."""
     intervals = size - 1 if align_corners else size
-    place = plus(t, times(t, plus(t, x, 1.0), intervals / 2), 0.0 if align_corners else -0.5)
+    pixel = plus(t, times(t, plus(t, x, 1.0), intervals / 2), 0.0 if align_corners else -0.5)
     if padding == REFLECTION:
-        place = _reflected(t, place, 0.0 if align_corners else -0.5, float(intervals))
-    return place if padding == ZEROS else _clamped(t, place, size - 1)
+        pixel = _reflected(t, pixel, 0.0 if align_corners else -0.5, float(intervals))
+    return pixel if padding == ZEROS else _clamped(t, pixel, size - 1)
 
 
-def _corner(t: Translator, image: Value, places: list[Value], sizes: tuple[int, ...]) -> tuple[Value, Value]:
-    """Return the elements at whole places, and 1 where they are in the image, 0 elsewhere."""
+def _corner(t: Translator, image: Value, pixels: list[Value], sizes: tuple[int, ...]) -> tuple[Value, Value]:
+    """Return the elements at whole pixels, and 1 where these are in the image, 0 elsewhere."""
     index, inside = t.number(0.0), t.number(1.0)
-    for place, size in zip(places, sizes, strict=True):
-        known = _clamped(t, place, size - 1)
+    for pixel, size in zip(pixels, sizes, strict=True):
+        known = _clamped(t, pixel, size - 1)
         index = binary(t, "add", times(t, index, float(size)), known)
-        inside = binary(t, "mul", inside, t.cast(compare(t, "eq", place, known), "f32"))
+        inside = binary(t, "mul", inside, t.cast(compare(t, "eq", pixel, known), "f32"))
     index = t.cast(index, "i32")
     return gather_elements(t, image, 1, t.reshape(index, (1, prod(index.shape)))), inside
 
@@ -73,22 +73,22 @@ def _grid_sample(t: Translator, layout: Layout, args: list[Any], kwargs: dict[st
     coordinates = [
         part(t, points, len(sizes), at, at + 1, drop=True) for at in (len(sizes) - 1 - axis for axis in axes)
     ]
-    places = [
-        _place(t, coordinates[axis], sizes[axis], padding, align_corners=align_corners) for axis in axes
+    pixels = [
+        _in_pixels(t, coordinates[axis], sizes[axis], padding, align_corners=align_corners) for axis in axes
     ]
     image = t.reshape(x.value, (channels, prod(sizes)))
     if mode == NEAREST:
-        found, inside = _corner(t, image, [rounded(t, place) for place in places], sizes)
+        found, inside = _corner(t, image, [rounded(t, pixel) for pixel in pixels], sizes)
         result = binary(t, "mul", found, t.reshape(inside, (1, prod(inside.shape))))
         return Traced(t.reshape(result, layout.sample), layout)
-    return Traced(t.reshape(_interpolated(t, image, places, sizes), layout.sample), layout)
+    return Traced(t.reshape(_interpolated(t, image, pixels, sizes), layout.sample), layout)
 
 
-def _interpolated(t: Translator, image: Value, places: list[Value], sizes: tuple[int, ...]) -> Value:
-    """Return the sums of the elements around places, weighted by how near these are."""
+def _interpolated(t: Translator, image: Value, pixels: list[Value], sizes: tuple[int, ...]) -> Value:
+    """Return the means of the elements around coordinates, weighted by how near they are."""
     axes = range(len(sizes))
-    lower = [unary(t, "floor", place) for place in places]
-    weights = [binary(t, "sub", place, below) for place, below in zip(places, lower, strict=True)]
+    lower = [unary(t, "floor", pixel) for pixel in pixels]
+    weights = [binary(t, "sub", pixel, below) for pixel, below in zip(pixels, lower, strict=True)]
     items = []
     for corner in product((0, 1), repeat=len(sizes)):
         ends = [plus(t, lower[axis], 1.0) if corner[axis] else lower[axis] for axis in axes]
