@@ -650,7 +650,7 @@ def by_data(layer: Any, x: Any) -> Any:
             rows,
             "693 elements",
         ),
-        (nn.Linear(WIDTH, 2), lambda layer, x: torch.atan2(layer(x), layer(x)).mean(), rows, "write it with"),
+        (nn.Linear(WIDTH, 2), lambda layer, x: torch.special.i0(layer(x)).mean(), rows, "write it with"),
         (nn.Linear(WIDTH, 2), lambda layer, x: layer(x).mean().sqrt(), rows, "nothing else"),
         (nn.Linear(WIDTH, 2), lambda layer, x: (layer(x) * x.shape[0]).mean(), rows, "size of the batch"),
     ],
