@@ -15,7 +15,8 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from millrace.torch import UnsupportedModelError, trace
+from millrace.torch import UnsupportedModelError, UnsupportedOptimizerError, trace
+from millrace.torch.optimizer import optimizer_params
 from millrace.torch.training import state_of
 from torch_reference import SAMPLES, check_loss_and_gradients, in_double
 
@@ -166,3 +167,11 @@ def test_complex_operators_without_translation_are_rejected() -> None:
     model = nn.Linear(WIDTH, WIDTH)
     with pytest.raises(UnsupportedModelError, match=r"sqrt .* not supported for complex numbers: write it"):
         trace(model, {"x": rows()}, call=lambda model, x: torch.fft.fft(model(x)).sqrt().abs().mean())
+
+
+def test_adafactor_of_complex_parameters_is_rejected() -> None:
+    """PyTorch's own step would fail."""
+    model = Spectral(None, 4)
+    optimizer = torch.optim.Adafactor(model.parameters(), eps=(1e-30, 1e-3))
+    with pytest.raises(UnsupportedOptimizerError, match="does not support complex parameters"):
+        optimizer_params(optimizer, model, trace(model, {"x": rows()}), steps=1)

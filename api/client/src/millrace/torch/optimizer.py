@@ -101,6 +101,10 @@ def optimizer_params(
     if not trained:
         raise UnsupportedOptimizerError("the optimizer trains no parameter of the graph")
     groups = [dict(optimizer.param_groups[at]) for at in trained]
+    if algorithm.name == "Adafactor" and any(
+        item.is_complex() for group in groups for item in group["params"]
+    ):
+        raise UnsupportedOptimizerError("Adafactor does not support complex parameters: use AdamW")
     settings = _common_settings(algorithm, groups)
     rates, momenta = _by_step(algorithm, optimizer, scheduler, steps, trained)
     reference = next((at for at in range(len(trained)) if any(row[at] for row in rates)), 0)
