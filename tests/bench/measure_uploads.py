@@ -18,9 +18,9 @@ from millrace.uploads import Blob, upload
 
 CLIENT, SERVER = "10.213.77.1", "10.213.77.2"
 BLOCK_BYTES = 1 << 20
-RECEIVER = """
+RECEIVER = f"""
 import socket
-with socket.create_server(("10.213.77.2", 7777)) as listener:
+with socket.create_server(("{SERVER}", 7777)) as listener:
     print("listening", flush=True)
     connection, _ = listener.accept()
     while connection.recv(1 << 20):
