@@ -6,7 +6,6 @@ parameter is trained like a real one with a last dimension of two.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -63,41 +62,42 @@ def _real(t: Translator, name: str, layout: Layout, *args: Any, **kwargs: Any) -
     return TRANSLATIONS[name](t, layout, list(args), kwargs)
 
 
-def _partwise(name: str, complex_arguments: int = 1) -> Translation:
+def _partwise(name: str, first: int = 0, count: int = 1) -> Translation:
     """Return a translation that applies an operator to the real parts, and to the imaginary parts.
 
-    Only the first arguments are numbers; a list among them has several.
+    Of the arguments, `count` from the `first` one on are numbers; a list among them has several.
     """
+    last = first + count
 
     def translation(t: Translator, layout: Layout, args: list[Any], kwargs: dict[str, Any]) -> Operand:
         numbers = [
             [parts_of(t, item) for item in argument] if isinstance(argument, list) else parts_of(t, argument)
-            for argument in args[:complex_arguments]
+            for argument in args[first:last]
         ]
-        results = []
-        for part_name in ("real", "imaginary"):
-            of_part = [
+
+        def of_part(part_name: str) -> Operand:
+            parts = [
                 [getattr(item, part_name) for item in number]
                 if isinstance(number, list)
                 else getattr(number, part_name)
                 for number in numbers
             ]
-            results.append(_real(t, name, layout, *of_part, *args[complex_arguments:], **kwargs))
-        if isinstance(results[0], list):
-            return [Complex(real, imaginary) for real, imaginary in zip(*results, strict=True)]
-        return Complex(*results)
+            return _real(t, name, layout, *args[:first], *parts, *args[last:], **kwargs)
+
+        real, imaginary = of_part("real"), of_part("imaginary")
+        if isinstance(real, list):
+            return [Complex(*both) for both in zip(real, imaginary, strict=True)]
+        return Complex(real, imaginary)
 
     return translation
 
 
-def _multiplied(
-    t: Translator,
-    layout: Layout,
-    multiply: Callable[[Operand, Operand], Operand],
-    left: Operand,
-    right: Operand,
-) -> Complex:
-    """Return a product of complex numbers, from one of real numbers. A real factor has no imaginary part."""
+def _multiplied(t: Translator, layout: Layout, name: str, left: Operand, right: Operand) -> Complex:
+    """Return a product of complex numbers, by the operator `name` for real ones. A factor may be real."""
+
+    def multiply(a: Operand, b: Operand) -> Operand:
+        return _real(t, name, layout, a, b)
+
     if not is_complex(right):
         a = parts_of(t, left)
         return Complex(multiply(a.real, right), multiply(a.imaginary, right))
@@ -113,7 +113,7 @@ def _multiplied(
 
 def _product(name: str) -> Translation:
     def translation(t: Translator, layout: Layout, args: list[Any], kwargs: dict[str, Any]) -> Operand:
-        return _multiplied(t, layout, lambda a, b: _real(t, name, layout, a, b), *args[:2])
+        return _multiplied(t, layout, name, *args[:2])
 
     return translation
 
@@ -121,14 +121,14 @@ def _product(name: str) -> Translation:
 @translates_complex("linear")
 def _linear(t: Translator, layout: Layout, args: list[Any], kwargs: dict[str, Any]) -> Operand:
     x, weight, bias = completed(args, None, None, None)
-    product = _multiplied(t, layout, lambda a, b: _real(t, "linear", layout, a, b), x, weight)
-    return product if bias is None else _partwise("add", 2)(t, layout, [product, bias], {})
+    product = _multiplied(t, layout, "linear", x, weight)
+    return product if bias is None else _partwise("add", count=2)(t, layout, [product, bias], {})
 
 
 @translates_complex("addmm")
 def _product_and_sum(t: Translator, layout: Layout, args: list[Any], kwargs: dict[str, Any]) -> Operand:
-    product = _multiplied(t, layout, lambda a, b: _real(t, "mm", layout, a, b), *args[1:3])
-    return _partwise("add", 2)(t, layout, [product, args[0]], {})
+    product = _multiplied(t, layout, "mm", *args[1:3])
+    return _partwise("add", count=2)(t, layout, [product, args[0]], {})
 
 
 def _squared_magnitude(t: Translator, layout: Layout, x: Complex) -> Operand:
@@ -143,23 +143,13 @@ def _quotient(t: Translator, layout: Layout, args: list[Any], kwargs: dict[str, 
         return _partwise("div")(t, layout, [left, right], {})
     b = parts_of(t, right)
     size = _squared_magnitude(t, layout, b)
-    turned = Complex(b.real, _real(t, "neg", layout, b.imaginary))
-    product = _multiplied(t, layout, lambda x, y: _real(t, "mul", layout, x, y), left, turned)
+    product = _multiplied(t, layout, "mul", left, _conjugate(t, layout, [b], {}))
     return _partwise("div")(t, layout, [product, size], {})
 
 
 @translates_complex("reciprocal")
 def _reciprocal(t: Translator, layout: Layout, args: list[Any], kwargs: dict[str, Any]) -> Operand:
     return _quotient(t, layout, [1.0, args[0]], {})
-
-
-@translates_complex("where")
-def _where(t: Translator, layout: Layout, args: list[Any], kwargs: dict[str, Any]) -> Operand:
-    a, b = (parts_of(t, item) for item in args[1:3])
-    return Complex(
-        _real(t, "where", layout, args[0], a.real, b.real),
-        _real(t, "where", layout, args[0], a.imaginary, b.imaginary),
-    )
 
 
 @translates_complex("_conj", "conj", "conj_physical", "_conj_physical")
@@ -184,7 +174,7 @@ def _convert(t: Translator, layout: Layout, args: list[Any], kwargs: dict[str, A
 @translates_complex("full_like")
 def _filled(t: Translator, layout: Layout, args: list[Any], kwargs: dict[str, Any]) -> Operand:
     numbers = complex(args[1])
-    return Complex(*(_real(t, "full_like", layout, None, part) for part in (numbers.real, numbers.imag)))
+    return Complex(*(_real(t, "full_like", layout, None, number) for number in (numbers.real, numbers.imag)))
 
 
 @translates_complex("view_as_complex")
@@ -258,7 +248,7 @@ def _power(t: Translator, layout: Layout, args: list[Any], kwargs: dict[str, Any
         raise NotImplementedError(f"a complex number to the power {exponent}")
     product = parts_of(t, x)
     for _ in range(exponent - 1):
-        product = _multiplied(t, layout, lambda a, b: _real(t, "mul", layout, a, b), product, x)
+        product = _multiplied(t, layout, "mul", product, x)
     return product
 
 
@@ -272,5 +262,6 @@ OF_TWO = ["add", "sub", "copy", "slice_scatter", "select_scatter"]
 """Operators that treat both parts of two operands alike."""
 
 COMPLEX_TRANSLATIONS.update({name: _partwise(name) for name in (*STRUCTURAL, "cat", "stack")})
-COMPLEX_TRANSLATIONS.update({name: _partwise(name, 2) for name in OF_TWO})
+COMPLEX_TRANSLATIONS.update({name: _partwise(name, count=2) for name in OF_TWO})
+COMPLEX_TRANSLATIONS["where"] = _partwise("where", 1, 2)
 COMPLEX_TRANSLATIONS.update({name: _product(name) for name in ("mul", "mm", "bmm", "matmul")})

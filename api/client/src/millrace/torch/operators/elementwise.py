@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import reduce
 from math import prod
 from typing import Any
 
@@ -30,7 +31,7 @@ from millrace.torch.translator import Translator
 
 BINARY = {
     **{"add": "add", "sub": "sub", "mul": "mul", "div": "div"},
-    **{"maximum": "max", "minimum": "min", "pow": "pow"},
+    **{"maximum": "max", "minimum": "min", "fmax": "max", "fmin": "min", "pow": "pow"},
 }
 UNARY = [
     *("neg", "abs", "sign", "floor", "exp", "log", "sqrt", "rsqrt", "reciprocal", "square"),
@@ -45,6 +46,11 @@ def binary(t: Translator, function: str, left: Value, right: Value) -> Value:
     """Add a function of two values."""
     shape = t.broadcast(left, right)
     return t.graph.node({"op": "binary", "function": function}, [left, right], shape)
+
+
+def total(t: Translator, values: list[Value]) -> Value:
+    """Add the sum of values, in their order."""
+    return reduce(lambda left, right: binary(t, "add", left, right), values)
 
 
 def unary(t: Translator, function: str, x: Value) -> Value:

@@ -7,12 +7,13 @@ from typing import Any
 
 import torch
 
+from millrace.torch.document import Value
 from millrace.torch.layout import Layout
 from millrace.torch.operands import Complex, Operand, Traced
 from millrace.torch.operators.complex_numbers import parts_of, translates_complex
 from millrace.torch.operators.elementwise import binary
 from millrace.torch.operators.layers import matmul
-from millrace.torch.operators.shapes import permute
+from millrace.torch.operators.shapes import on_last
 from millrace.torch.translator import Translator
 
 
@@ -31,14 +32,15 @@ def _scale(norm: int, sizes: list[int]) -> float:
 
 def _times(t: Translator, x: Traced, dim: int, matrix: torch.Tensor) -> Traced:
     """Multiply a dimension by a matrix of shape [size, new size]."""
-    axis, rank = x.layout.dimension(dim), len(x.value.shape)
-    order = [at for at in range(rank) if at != axis] + [axis]
-    moved = permute(t, x.value, order)
-    rows = t.reshape(moved, (prod(moved.shape[:-1]), matrix.shape[0]))
-    product = matmul(t, rows, t.constant(matrix.to(torch.float32)))
-    product = t.reshape(product, (*moved.shape[:-1], matrix.shape[1]))
-    back = permute(t, product, [order.index(at) for at in range(rank)])
-    return Traced(back, x.layout.with_size(dim, matrix.shape[1]))
+
+    def product(value: Value) -> Value:
+        # One product of matrices, as the matrix would be repeated for each of several.
+        rows = t.reshape(value, (prod(value.shape[:-1]), matrix.shape[0]))
+        result = matmul(t, rows, t.constant(matrix.to(torch.float32)))
+        return t.reshape(result, (*value.shape[:-1], matrix.shape[1]))
+
+    value = on_last(t, x.value, x.layout.dimension(dim), product)
+    return Traced(value, x.layout.with_size(dim, matrix.shape[1]))
 
 
 def _sum(t: Translator, function: str, left: Traced, right: Traced) -> Traced:

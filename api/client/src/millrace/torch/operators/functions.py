@@ -89,6 +89,9 @@ FUNCTIONS: dict[str, Function] = {
     "log1p": _log1p,
     "expm1": _expm1,
     "trunc": _trunc,
+    "isnan": lambda t, x: compare(t, "ne", x, x),
+    "isinf": lambda t, x: compare(t, "eq", unary(t, "abs", x), t.number(inf)),
+    "signbit": lambda t, x: compare(t, "lt", x, t.number(0.0)),
     "ceil": _ceil,
     "tan": lambda t, x: binary(t, "div", unary(t, "sin", x), unary(t, "cos", x)),
     "sinh": _hyperbolic("sub"),
@@ -112,7 +115,7 @@ def composed(function: Function) -> Translation:
     return translation
 
 
-def _of_two(function: Callable[[Translator, Value, Value], Value]) -> Translation:
+def of_two(function: Callable[[Translator, Value, Value], Value]) -> Translation:
     """Return the translation of a function of two numbers."""
 
     def translation(t: Translator, layout: Layout, args: list[Any], kwargs: dict[str, Any]) -> Operand:
@@ -134,22 +137,6 @@ def _copysign(t: Translator, left: Value, right: Value) -> Value:
 
 def _ldexp(t: Translator, left: Value, right: Value) -> Value:
     return binary(t, "mul", left, unary(t, "exp", times(t, right, log(2))))
-
-
-@translates("isinf", "signbit")
-def _is_infinite_or_negative(
-    t: Translator, layout: Layout, args: list[Any], kwargs: dict[str, Any]
-) -> Operand:
-    x = t.cast(t.value(args[0], layout), "f32")
-    if t.name.startswith("signbit"):
-        return Traced(compare(t, "lt", x, t.number(0.0)), layout)
-    return Traced(compare(t, "eq", unary(t, "abs", x), t.number(inf)), layout)
-
-
-@translates("isnan")
-def _is_nan(t: Translator, layout: Layout, args: list[Any], kwargs: dict[str, Any]) -> Operand:
-    x = t.value(args[0], layout)
-    return Traced(compare(t, "ne", x, x), layout)
 
 
 @translates("elu")
@@ -225,5 +212,4 @@ def _feature_dropout(t: Translator, layout: Layout, args: list[Any], kwargs: dic
 
 TRANSLATIONS.update({name: composed(function) for name, function in FUNCTIONS.items()})
 for _name, _function in {"hypot": _hypot, "copysign": _copysign, "ldexp": _ldexp}.items():
-    TRANSLATIONS[_name] = _of_two(_function)
-TRANSLATIONS["fmax"], TRANSLATIONS["fmin"] = TRANSLATIONS["maximum"], TRANSLATIONS["minimum"]
+    TRANSLATIONS[_name] = of_two(_function)

@@ -213,11 +213,8 @@ def _diagonal(t: Translator, layout: Layout, args: list[Any], kwargs: dict[str, 
     *others, rows, columns = value.shape
     places = [row * columns + row + offset for row in range(rows) if 0 <= row + offset < columns]
     flat = t.reshape(value, (*others, rows * columns))
-    if len(places) < 2:
-        return Traced(t.reshape(take(t, flat, len(others), places), layout.sample), layout)
     # Elements of a diagonal have the same distance.
-    step, end = columns + 1, places[-1] + 1
-    return Traced(part(t, flat, len(others), places[0], end, step), layout)
+    return Traced(part(t, flat, len(others), places[0], places[-1] + 1, columns + 1), layout)
 
 
 @translates("max.dim", "min.dim")

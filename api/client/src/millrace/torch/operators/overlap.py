@@ -7,7 +7,7 @@ from typing import Any
 from millrace.torch.document import Value
 from millrace.torch.layout import Layout
 from millrace.torch.operands import Operand, Traced, UnsupportedModelError
-from millrace.torch.operators.elementwise import binary
+from millrace.torch.operators.elementwise import total
 from millrace.torch.operators.registry import translates
 from millrace.torch.operators.shapes import part, permute, with_borders
 from millrace.torch.translator import Translator
@@ -27,12 +27,10 @@ def _overlapped(t: Translator, x: Value, axis: int, step: int, length: int) -> V
         chunk = part(t, x, axis + 1, at * step, (at + 1) * step)
         row = t.reshape(chunk, (*x.shape[:axis], count * step, *x.shape[axis + 2 :]))
         rows.append(with_borders(t, row, axis, at * step, (chunks - 1 - at) * step, 0.0))
-    total = rows[0]
-    for row in rows[1:]:
-        total = binary(t, "add", total, row)
-    longest = total.shape[axis]
-    total = part(t, total, axis, 0, min(length, longest))
-    return with_borders(t, total, axis, 0, max(length - longest, 0), 0.0)
+    value = total(t, rows)
+    longest = value.shape[axis]
+    value = part(t, value, axis, 0, min(length, longest))
+    return with_borders(t, value, axis, 0, max(length - longest, 0), 0.0)
 
 
 @translates("col2im")

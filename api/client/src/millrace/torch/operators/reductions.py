@@ -10,7 +10,7 @@ from millrace.torch.layout import Layout, MixesSamplesError
 from millrace.torch.operands import LabelLosses, Loss, Losses, Operand, Ratio, Traced
 from millrace.torch.operators.elementwise import binary, mean_loss, unary
 from millrace.torch.operators.registry import TRANSLATIONS, Translation, completed, translates
-from millrace.torch.operators.shapes import permute
+from millrace.torch.operators.shapes import on_last
 from millrace.torch.translator import Translator
 
 REDUCTIONS = {"sum": "sum", "mean": "mean", "amax": "max", "amin": "min"}
@@ -98,11 +98,12 @@ def _cumulative_sum(t: Translator, layout: Layout, args: list[Any], kwargs: dict
 def _softmax(*, is_log: bool) -> Translation:
     def translation(t: Translator, layout: Layout, args: list[Any], kwargs: dict[str, Any]) -> Operand:
         x = t.traced(args[0])
-        axis, rank = x.layout.dimension(args[1]), len(x.value.shape)
-        order = [at for at in range(rank) if at != axis] + [axis]
-        rows = permute(t, x.value, order)
-        rows = t.graph.node({"op": "softmax"} | ({"log": True} if is_log else {}), [rows], rows.shape)
-        return Traced(permute(t, rows, [order.index(at) for at in range(rank)]), layout)
+        node = {"op": "softmax"} | ({"log": True} if is_log else {})
+
+        def of_rows(rows: Value) -> Value:
+            return t.graph.node(node, [rows], rows.shape)
+
+        return Traced(on_last(t, x.value, x.layout.dimension(args[1]), of_rows), layout)
 
     return translation
 

@@ -9,7 +9,7 @@ from typing import Any
 from millrace.torch.document import Value
 from millrace.torch.layout import Layout
 from millrace.torch.operands import Operand, Traced, UnsupportedModelError
-from millrace.torch.operators.elementwise import binary, unary
+from millrace.torch.operators.elementwise import binary, total, unary
 from millrace.torch.operators.functions import compare, plus, rounded, select, times
 from millrace.torch.operators.indexing import gather_elements
 from millrace.torch.operators.registry import translates
@@ -97,7 +97,4 @@ def _interpolated(t: Translator, image: Value, pixels: list[Value], sizes: tuple
             share = weights[axis] if corner[axis] else plus(t, unary(t, "neg", weights[axis]), 1.0)
             weight = binary(t, "mul", weight, share)
         items.append(binary(t, "mul", found, t.reshape(weight, (1, prod(weight.shape)))))
-    total = items[0]
-    for item in items[1:]:
-        total = binary(t, "add", total, item)
-    return total
+    return total(t, items)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from math import prod
 from typing import Any
@@ -29,6 +30,12 @@ def permute(t: Translator, x: Value, order: list[int]) -> Value:
     if order == sorted(order):
         return x
     return t.graph.node({"op": "permute", "order": order}, [x], tuple(x.shape[at] for at in order), x.dtype)
+
+
+def on_last(t: Translator, x: Value, axis: int, function: Callable[[Value], Value]) -> Value:
+    """Add a function of a value whose last dimension is `axis`, and move that dimension back."""
+    order = [at for at in range(len(x.shape)) if at != axis] + [axis]
+    return permute(t, function(permute(t, x, order)), [order.index(at) for at in range(len(order))])
 
 
 def part(

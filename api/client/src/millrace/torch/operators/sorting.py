@@ -22,7 +22,7 @@ from millrace.torch.operators.shapes import join, part, permute, with_borders
 from millrace.torch.translator import Translator
 
 LARGE = 1e30
-"""A number that is larger than any other."""
+"""A number that elements are smaller than."""
 
 Function: TypeAlias = Callable[[Translator, Value, Value], Value]
 
@@ -100,7 +100,7 @@ def _product_of_elements(t: Translator, layout: Layout, args: list[Any], kwargs:
 @translates("cumprod")
 def _cumulative_product(t: Translator, layout: Layout, args: list[Any], kwargs: dict[str, Any]) -> Operand:
     x = t.traced(args[0])
-    value = accumulated(t, t.cast(x.value, "f32"), x.layout.dimension(args[1]), _binary("mul"), 1.0)
+    value = _accumulated(t, t.cast(x.value, "f32"), x.layout.dimension(args[1]), _binary("mul"), 1.0)
     return Traced(t.cast(value, t.dtype), layout)
 
 
@@ -109,21 +109,21 @@ def _cumulative_extreme(t: Translator, layout: Layout, args: list[Any], kwargs: 
     x = t.traced(args[0])
     axis, value = x.layout.dimension(args[1]), t.cast(x.value, "f32")
     function, neutral = ("min", LARGE) if t.name.startswith("cummin") else ("max", -LARGE)
-    extremes = accumulated(t, value, axis, _binary(function), neutral)
+    extremes = _accumulated(t, value, axis, _binary(function), neutral)
     # The index is that of the last element that was an extreme.
     numbers = torch.arange(value.shape[axis]).float().reshape(-1, *(1 for _ in value.shape[axis + 1 :]))
     known = select(t, compare(t, "eq", value, extremes), t.constant(numbers), t.number(0.0))
-    index = accumulated(t, known, axis, _binary("max"), 0.0)
+    index = _accumulated(t, known, axis, _binary("max"), 0.0)
     return [Traced(t.cast(extremes, t.dtype), layout), Traced(t.cast(index, "i32"), layout)]
 
 
 @translates("logcumsumexp")
 def _cumulative_log_sum(t: Translator, layout: Layout, args: list[Any], kwargs: dict[str, Any]) -> Operand:
     x = t.traced(args[0])
-    return Traced(accumulated(t, x.value, x.layout.dimension(args[1]), log_add_exp, -LARGE), layout)
+    return Traced(_accumulated(t, x.value, x.layout.dimension(args[1]), log_add_exp, -LARGE), layout)
 
 
-def accumulated(t: Translator, x: Value, axis: int, function: Function, neutral: float) -> Value:
+def _accumulated(t: Translator, x: Value, axis: int, function: Function, neutral: float) -> Value:
     """Add a function of each element of a dimension and of all before it."""
     reach, count = 1, x.shape[axis]
     while reach < count:

@@ -6,14 +6,11 @@ Their errors are those of a few roundings of f32, also in the gradients.
 from __future__ import annotations
 
 from math import log, pi
-from typing import Any
 
 from millrace.torch.document import Value
-from millrace.torch.layout import Layout
-from millrace.torch.operands import Operand, Traced
-from millrace.torch.operators.elementwise import binary, unary
-from millrace.torch.operators.functions import compare, composed, plus, select, times
-from millrace.torch.operators.registry import TRANSLATIONS, translates
+from millrace.torch.operators.elementwise import binary, total, unary
+from millrace.torch.operators.functions import compare, composed, of_two, plus, select, times
+from millrace.torch.operators.registry import TRANSLATIONS
 from millrace.torch.translator import Translator
 
 GAMMA_SHIFT = 8
@@ -98,17 +95,9 @@ def _digamma(t: Translator, x: Value) -> Value:
     series = binary(t, "mul", square, _polynomial(t, square, [1 / 252, -1 / 120, 1 / 12]))
     result = binary(t, "sub", binary(t, "sub", unary(t, "log", z), times(t, inverse, 0.5)), series)
     steps = [unary(t, "reciprocal", plus(t, small, float(step))) for step in range(GAMMA_SHIFT)]
-    total = steps[0]
-    for step in steps[1:]:
-        total = binary(t, "add", total, step)
-    return binary(t, "sub", result, select(t, is_small, total, t.number(0.0)))
-
-
-@translates("atan2")
-def _angle(t: Translator, layout: Layout, args: list[Any], kwargs: dict[str, Any]) -> Operand:
-    y, x = (t.expand(t.cast(t.value(item, layout), "f32"), layout.sample) for item in args)
-    return Traced(_atan2(t, y, x), layout)
+    return binary(t, "sub", result, select(t, is_small, total(t, steps), t.number(0.0)))
 
 
 SPECIAL_FUNCTIONS = {"atan": _atan, "asin": _asin, "acos": _acos, "lgamma": _lgamma, "digamma": _digamma}
 TRANSLATIONS.update({name: composed(function) for name, function in SPECIAL_FUNCTIONS.items()})
+TRANSLATIONS["atan2"] = of_two(_atan2)
