@@ -114,6 +114,7 @@ const fn record_rows(rows: millrace_params::TfRecordRows) -> TfRecordRows {
         millrace_params::TfRecordRows::SentencePairs => TfRecordRows::SentencePairs,
         millrace_params::TfRecordRows::TokenClasses => TfRecordRows::TokenClasses,
         millrace_params::TfRecordRows::Summaries => TfRecordRows::Summaries,
+        millrace_params::TfRecordRows::SummariesWithWords => TfRecordRows::SummariesWithWords,
         millrace_params::TfRecordRows::Answers => TfRecordRows::Answers,
     }
 }
@@ -126,6 +127,7 @@ const fn csv_rows(rows: millrace_params::CsvRows) -> CsvRows {
         millrace_params::CsvRows::SentencePairs => CsvRows::SentencePairs,
         millrace_params::CsvRows::TokenClasses => CsvRows::TokenClasses,
         millrace_params::CsvRows::Summaries => CsvRows::Summaries,
+        millrace_params::CsvRows::SummariesWithWords => CsvRows::SummariesWithWords,
         millrace_params::CsvRows::Answers => CsvRows::Answers,
     }
 }
@@ -141,7 +143,9 @@ fn encoder_samples(encoder: &EncoderOptions, input: &InputSpec, vocab_size: usiz
         EncoderTask::TokenClassifier { classes, counts_padding, .. } => {
             EncoderLabels::TokenClasses { classes: count(classes), counts_padding }
         }
-        EncoderTask::Summarization { max_sentences } => EncoderLabels::Sentences { max_sentences },
+        EncoderTask::Summarization { max_sentences, compares_words } => {
+            EncoderLabels::Sentences { max_sentences, has_words: compares_words }
+        }
         EncoderTask::QuestionAnswering {} => EncoderLabels::Span,
     };
     EncoderSamples {

@@ -138,7 +138,7 @@ fn encoders() -> [Graph; 5] {
         graph(pretraining, false, Positions::Learned),
         graph(classifier, false, Positions::Learned),
         graph(of_tokens, false, Positions::Learned),
-        graph(EncoderTask::Summarization { max_sentences: 3 }, true, rotary),
+        graph(EncoderTask::Summarization { max_sentences: 3, compares_words: true }, true, rotary),
         graph(EncoderTask::QuestionAnswering {}, false, Positions::Learned),
     ]
 }

@@ -130,6 +130,16 @@ impl SourceKind {
     pub fn tokenizer(&self) -> Result<Option<Tokenizer>, DataError> {
         if let SourceKind::Text(files) = self { files.tokenizer().map(Some) } else { Ok(None) }
     }
+
+    /// Returns the path of the vocabulary with which the words of summaries are compared.
+    pub(crate) fn summary_vocabulary(&self) -> Option<&Path> {
+        let paths = match self {
+            Self::Csv { paths, rows: CsvRows::SummariesWithWords, .. }
+            | Self::TfRecords { paths, rows: TfRecordRows::SummariesWithWords, .. } => paths,
+            _ => return None,
+        };
+        paths.last().map(Path::new)
+    }
 }
 
 /// Files of lines whose words are separated by white space.

@@ -129,10 +129,14 @@ fn classes_of_sentences_tokens_and_summaries_are_read() {
     let sample = read(&open(&spec(csv(dir.path(), CsvRows::TokenClasses, tokens), samples(classes, None))).unwrap(), 0);
     assert_eq!(array(&sample, "labels"), [0, 1, 2, 0, -1, -1, -1, -1, -1, -1, -1, -1]);
 
-    let summary = samples(EncoderLabels::Sentences { max_sentences: 3 }, None);
+    let summary = |has_words| samples(EncoderLabels::Sentences { max_sentences: 3, has_words }, None);
     let text = "input_token_ids,labels,segment_ids,cls_indices\n\"2,6,3,2,9,3\",\"0,1\",\"0,0,0,1,1,1\",\"0,3\"\n";
-    let sample = read(&open(&spec(csv(dir.path(), CsvRows::Summaries, text), summary)).unwrap(), 0);
+    let sample = read(&open(&spec(csv(dir.path(), CsvRows::Summaries, text), summary(false))).unwrap(), 0);
     assert_eq!((array(&sample, "cls_token_positions"), array(&sample, "labels")), (&[0, 3, 0][..], &[0, 1, -1][..]));
+    let source = spec(csv(dir.path(), CsvRows::SummariesWithWords, text), summary(true));
+    let sample = read(&open(&source).unwrap(), 0);
+    assert_eq!(array(&sample, "sentence_ids"), [0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1, 1]);
+    assert_eq!(array(&sample, "word_ids"), [-1, 0, -1, -1, 1, -1, -1, -1, -1, -1, -1, -1]);
 }
 
 #[test]

@@ -234,7 +234,15 @@ fn fine_tuning_for_tensorflow_is_understood() {
     assert_eq!((paths(&tokens), tokens.job.model.loss_weight), (["d l".into(), "d l".into()], 1.0 / 64.0));
     let summaries = job("BertSumTfRecordsProcessor", "data_dir: d, max_cls_tokens: 9", "loss_weight: 0.25");
     let task = &summaries.job.model.encoder.as_ref().unwrap().task;
-    assert_eq!((task, summaries.job.model.loss_weight), (&EncoderTask::Summarization { max_sentences: 9 }, 0.25));
+    let expected = EncoderTask::Summarization { max_sentences: 9, compares_words: false };
+    assert_eq!((task, summaries.job.model.loss_weight), (&expected, 0.25));
+    let keys = "loss_weight: 0.25\n  vocab_file: v";
+    let compared = job("BertSumTfRecordsProcessor", "data_dir: d, max_cls_tokens: 9", keys);
+    assert_eq!(paths(&compared), ["d v", "d v"], "the words of summaries are compared");
+    let expected = EncoderTask::Summarization { max_sentences: 9, compares_words: true };
+    assert_eq!(compared.job.model.encoder.as_ref().unwrap().task, expected);
+    let loss_only = job("BertSumTfRecordsProcessor", "data_dir: d", &format!("{keys}\n  compute_eval_metrics: False"));
+    assert_eq!(paths(&loss_only), ["d", "d"]);
     let answers = job("QuestionAnsweringDataProcessor", "data_file: a.tf_record", "cls_dropout_rate: 0.1");
     assert_eq!((paths(&answers)[0].as_str(), answers.job.model.loss_weight), ("a.tf_record", 2.0));
     assert!(answers.notes.iter().any(|note| note.contains("cls_dropout_rate has no effect")), "{:?}", answers.notes);

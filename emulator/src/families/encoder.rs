@@ -22,6 +22,7 @@
 //! | `token_type_ids` | `[T]` | 0 or 1, the segment; with segment embeddings |
 //! | `masked_lm_positions` | `[P]` | with a maximum of P predictions |
 //! | `cls_token_positions` | `[P]` | of P sentences |
+//! | `sentence_ids`, `word_ids` | `[T]` | the sentence of each token, and its word, -1 where none begins; for ROUGE |
 //! | `labels` | `[P]` or `[T]`, of a classifier `[]`, of answers `[2]` | -100 where there is nothing to predict |
 //! | `attention_span`, `position_ids` | `[T]` | tokens of the same sequence after and before; of packed samples |
 //! | `next_sentence_label` | `[]` | 0 or 1; if next sentences are predicted |
@@ -30,11 +31,12 @@ use millrace_params::{EncoderOptions, EncoderTask, InitializerSpec, ModelSpec, N
 
 use super::{PackedInputs, ZERO, add_table, add_weight};
 use crate::graph::{
-    Graph, GraphBuilder, GraphError, INPUT_IDS, LABELS, MAX_METRIC_ELEMENTS, Shape, TensorId, TensorRole, ValueId,
+    DType, Graph, GraphBuilder, GraphError, INPUT_IDS, LABELS, MAX_METRIC_ELEMENTS, Shape, TensorId, TensorRole,
+    ValueId,
 };
 use crate::ops::{
-    Activation, Add, AddPosition, Attention, ClassCounts, CrossEntropy, Embedding, GatherRows, Linear,
-    LogitsCrossEntropy, Metric, SelectRow, TokenDropout, Transpose,
+    Activation, Add, AddPosition, ArgMax, Attention, Cast, ClassCounts, CrossEntropy, Embedding, Gather, GatherRows,
+    Linear, LogitsCrossEntropy, Metric, NgramOverlap, SelectRow, TokenDropout, Transpose,
 };
 
 /// Share of the tokens that are replaced by the mask in ESM-2's training: 80% of the 15% that are predicted.
@@ -71,16 +73,18 @@ pub fn encoder(spec: &ModelSpec, options: &EncoderOptions, sequence: usize) -> R
         }
         EncoderTask::Classifier { classes, dropout_rate } => {
             let pooled = encoder.pooler(options.pooler_nonlinearity, stream)?;
-            encoder.classifier(pooled, classes, dropout_rate)?;
+            encoder.classifier(pooled, classes, dropout_rate, ClassifierMetric::None)?;
         }
         EncoderTask::TokenClassifier { classes, dropout_rate, .. } => {
             let counts_classes = spec.compute_eval_metrics && 3 * classes < MAX_METRIC_ELEMENTS as usize;
-            encoder.token_classifier(stream, classes, dropout_rate, counts_classes)?;
+            let metric = if counts_classes { ClassifierMetric::ClassCounts } else { ClassifierMetric::None };
+            encoder.classifier(stream, classes, dropout_rate, metric)?;
         }
-        EncoderTask::Summarization { max_sentences } => {
+        EncoderTask::Summarization { max_sentences, compares_words } => {
             let positions = encoder.builder.input("cls_token_positions", Shape::integers(max_sentences));
             let rows = encoder.builder.node(GatherRows, "head.rows", &[stream, positions], &[])?;
-            encoder.classifier(rows, 2, 0.0)?;
+            let metric = if compares_words { ClassifierMetric::Summaries { sequence } } else { ClassifierMetric::None };
+            encoder.classifier(rows, 2, 0.0, metric)?;
         }
         EncoderTask::QuestionAnswering {} => encoder.answer(stream)?,
     }
@@ -94,6 +98,18 @@ struct Encoder<'a> {
     attention_mask: ValueId,
     /// The inputs of samples of several sequences.
     packing: Option<PackedInputs>,
+}
+
+/// What a classifier reports in evaluations, beside what its loss counts.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum ClassifierMetric {
+    None,
+    /// How often each class is predicted, correctly or not, and occurs.
+    ClassCounts,
+    /// How many words the predicted and the actual summary have in common. Samples have `sequence` tokens.
+    Summaries {
+        sequence: usize,
+    },
 }
 
 /// The rows whose tokens are predicted, and their labels.
@@ -264,29 +280,48 @@ impl Encoder<'_> {
     }
 
     /// Adds the layer `head`: the loss of the prediction of one of `classes` for each row of `x`; a vector is one row.
-    fn classifier(&mut self, x: ValueId, classes: usize, dropout_rate: f64) -> Result<(), GraphError> {
-        self.token_classifier(x, classes, dropout_rate, false)
-    }
-
-    /// Adds the layer `head` as `classifier` does, with the metric `class_counts` if `counts_classes`.
-    fn token_classifier(
+    fn classifier(
         &mut self,
         x: ValueId,
         classes: usize,
         dropout_rate: f64,
-        counts_classes: bool,
+        metric: ClassifierMetric,
     ) -> Result<(), GraphError> {
         let x = self.dropout(dropout_rate, "head.drop", x)?;
         let labels = self.builder.shape(x).one_integer_per_row();
         let labels = self.builder.input(LABELS, labels);
         let params = self.output_tensors("classifier", classes);
-        if counts_classes {
+        if metric != ClassifierMetric::None {
             let logits = self.builder.node(Linear, "head.logits", &[x], &params)?;
-            let counts = self.builder.node(ClassCounts, "head.counts", &[logits, labels], &[])?;
-            self.builder.node(Metric, "class_counts", &[counts], &[])?;
+            match metric {
+                ClassifierMetric::Summaries { sequence } => self.compare_summaries(logits, labels, sequence)?,
+                _ => {
+                    let counts = self.builder.node(ClassCounts, "head.counts", &[logits, labels], &[])?;
+                    self.builder.node(Metric, "class_counts", &[counts], &[])?;
+                }
+            }
         }
         self.builder.loss(CrossEntropy::with_factor(1.0), &[x, labels], &params)?;
         self.builder.end_layer("head");
+        Ok(())
+    }
+
+    /// Adds the metrics `rouge1` and `rouge2`: the words, and the pairs of words, of sentences that are predicted to
+    /// belong to the summary, compared with those of the sentences whose labels are 1.
+    fn compare_summaries(&mut self, logits: ValueId, labels: ValueId, sequence: usize) -> Result<(), GraphError> {
+        let sentences = self.builder.input("sentence_ids", Shape::integers(sequence));
+        let words = self.builder.input("word_ids", Shape::integers(sequence));
+        let predicted = self.builder.node(ArgMax { axis: 1 }, "head.predicted", &[logits], &[])?;
+        let mut tokens_of = |classes, name: &str| {
+            let classes = self.builder.node(Cast { to: DType::F32 }, format!("{name}.sentences"), &[classes], &[])?;
+            self.builder.node(Gather { axis: 0 }, format!("{name}.tokens"), &[classes, sentences], &[])
+        };
+        let (predicted, actual) = (tokens_of(predicted, "head.predicted")?, tokens_of(labels, "head.actual")?);
+        for (length, name) in [(1, "rouge1"), (2, "rouge2")] {
+            let inputs = [words, predicted, actual];
+            let overlap = self.builder.node(NgramOverlap { length }, format!("head.{name}"), &inputs, &[])?;
+            self.builder.node(Metric, name, &[overlap], &[])?;
+        }
         Ok(())
     }
 

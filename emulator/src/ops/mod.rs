@@ -61,6 +61,7 @@ mod logits_cross_entropy;
 mod matmul;
 mod max_pool;
 mod metric;
+mod ngram_overlap;
 mod one_hot;
 mod operator;
 mod pad;
@@ -241,6 +242,7 @@ operators! {
     average_pool::AveragePool,
     metric::Metric,
     class_counts::ClassCounts,
+    ngram_overlap::NgramOverlap,
     arg_max::ArgMax,
     stop_gradient::StopGradient,
     random::Random,
@@ -377,6 +379,7 @@ mod tests {
             ),
             (Metric.into(), r#"{"op":"metric"}"#),
             (ClassCounts.into(), r#"{"op":"class_counts"}"#),
+            (NgramOverlap { length: 2 }.into(), r#"{"op":"ngram_overlap","length":2}"#),
             (ArgMax { axis: 1 }.into(), r#"{"op":"arg_max","axis":1}"#),
             (StopGradient.into(), r#"{"op":"stop_gradient"}"#),
             (

@@ -236,7 +236,7 @@ pub fn csv(bytes: &[u8]) {
         (CsvRows::Masked, tokens, None),
         (CsvRows::SentencePairs, EncoderLabels::Class { classes: 3 }, None),
         (CsvRows::TokenClasses, EncoderLabels::TokenClasses { classes: 2, counts_padding: false }, None),
-        (CsvRows::Summaries, EncoderLabels::Sentences { max_sentences: 3 }, None),
+        (CsvRows::SummariesWithWords, EncoderLabels::Sentences { max_sentences: 3, has_words: true }, None),
         (CsvRows::Answers, EncoderLabels::Span, None),
     ];
     with_dir("csv", |dir| {
@@ -303,7 +303,10 @@ pub fn tfrecord(bytes: &[u8]) {
             TfRecordRows::TokenClasses,
             Some(encoder(EncoderLabels::TokenClasses { classes: 4, counts_padding: true }, None)),
         ),
-        (TfRecordRows::Summaries, Some(encoder(EncoderLabels::Sentences { max_sentences: 3 }, None))),
+        (
+            TfRecordRows::SummariesWithWords,
+            Some(encoder(EncoderLabels::Sentences { max_sentences: 3, has_words: true }, None)),
+        ),
         (TfRecordRows::Answers, Some(encoder(EncoderLabels::Span, None))),
     ];
     with_dir("tfrecord", |dir| {

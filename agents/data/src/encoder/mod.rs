@@ -15,18 +15,23 @@
 
 mod csv;
 mod masking;
+mod open;
 mod row;
+mod samples;
+mod summary_words;
 mod word_piece;
 mod words;
 
 use std::collections::HashMap;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 pub use csv::CsvProblem;
 pub(crate) use masking::SampleRandom;
 pub use masking::{Masking, SpecialTokens};
+pub(crate) use open::data_and_vocabulary;
 pub use row::CsvRows;
 pub(crate) use row::Row;
+pub use samples::{EncoderLabels, EncoderSamples};
 pub use word_piece::word_piece_tokenizer;
 pub use words::VocabularyProblem;
 pub(crate) use words::read_vocabulary;
@@ -35,121 +40,18 @@ use crate::files::expand;
 use crate::hdf5::{ExpectedSamples, Hdf5Size, Hdf5Store, SampleProblem};
 use crate::order::SampleOrder;
 use crate::split::{order_of, split_range};
-use crate::tfrecord::{self, Record, TfRecordFiles, TfRecordRows};
+use crate::tfrecord::{self, Record, TfRecordFiles};
 use crate::{DataError, Dataset, ElementType, SampleInput, SourceKind, SourceSpec};
 use csv::CsvFiles;
-use words::{Vocabulary, read_classes};
+use open::{open_csv, open_records, special_tokens_of_windows};
+use samples::{SENTENCE_IDS, WORD_IDS};
+use summary_words::SummaryWords;
+use words::Vocabulary;
 
 /// A label that does not count.
 const NO_LABEL: i32 = -1;
 /// Number of special tokens at the end of the vocabulary of an encoder that reads text.
 pub const SPECIAL_TOKENS: u32 = 4;
-
-/// What a sample of an encoder contains.
-#[derive(Clone, Debug, PartialEq)]
-pub struct EncoderSamples {
-    /// What is predicted.
-    pub task: EncoderLabels,
-    /// Whether there are segments.
-    pub has_segments: bool,
-    /// Size of the model's vocabulary.
-    pub vocab_size: u32,
-    /// The token that masks others; `None` for that of the words, or the first special token of a text.
-    pub mask_token: Option<u32>,
-    /// How tokens are masked; `None` if the data contain masked tokens, or none are predicted.
-    pub masking: Option<Masking>,
-    /// Seed of the masks.
-    pub seed: u64,
-    /// Whether a sample may contain several sequences, and says where they are.
-    pub is_packed: bool,
-}
-
-/// What an encoder predicts.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum EncoderLabels {
-    /// Masked tokens.
-    Tokens {
-        /// Maximum number in a sample, whose positions are an input; `None` for labels at all positions.
-        max_predictions: Option<usize>,
-        /// Whether the model also predicts that the second segment does not follow the first.
-        predicts_next_sentence: bool,
-    },
-    /// The class of the sample, below this number.
-    Class { classes: u32 },
-    /// The class of each token, below this number.
-    TokenClasses {
-        classes: u32,
-        /// Whether padding counts, as class 0.
-        counts_padding: bool,
-    },
-    /// Of each sentence, whether it belongs to the summary.
-    Sentences { max_sentences: usize },
-    /// The first and the last position of an answer.
-    Span,
-}
-
-impl EncoderSamples {
-    fn predicts_next_sentence(&self) -> bool {
-        matches!(self.task, EncoderLabels::Tokens { predicts_next_sentence: true, .. })
-    }
-
-    /// Returns the tokens of a window of a text, beside the special tokens of a sample of `length`.
-    pub(crate) fn window_length(&self, length: usize) -> usize {
-        length.saturating_sub(if self.predicts_next_sentence() { 3 } else { 2 }).max(1)
-    }
-
-    /// Returns the names of the arrays of a sample, and the number of elements of each.
-    fn arrays(&self, length: usize) -> Vec<(&'static str, usize)> {
-        let mut arrays = vec![("input_ids", length), ("attention_mask", length)];
-        if self.has_segments {
-            arrays.push(("token_type_ids", length));
-        }
-        match self.task {
-            EncoderLabels::Tokens { max_predictions: Some(count), .. } => {
-                arrays.extend([("masked_lm_positions", count), ("labels", count)]);
-            }
-            EncoderLabels::Tokens { max_predictions: None, .. } | EncoderLabels::TokenClasses { .. } => {
-                arrays.push(("labels", length));
-            }
-            EncoderLabels::Class { .. } => arrays.push(("labels", 1)),
-            EncoderLabels::Span => arrays.push(("labels", 2)),
-            EncoderLabels::Sentences { max_sentences } => {
-                arrays.extend([("cls_token_positions", max_sentences), ("labels", max_sentences)]);
-            }
-        }
-        if self.predicts_next_sentence() {
-            arrays.push(("next_sentence_label", 1));
-        }
-        if self.is_packed {
-            arrays.extend([("attention_span", length), ("position_ids", length)]);
-        }
-        arrays
-    }
-
-    fn hash(&self, hasher: &mut blake3::Hasher) {
-        let (kind, count) = match self.task {
-            EncoderLabels::Tokens { max_predictions, .. } => (0, max_predictions.map_or(0, |count| count as u64 + 1)),
-            EncoderLabels::Class { classes } => (1, u64::from(classes)),
-            EncoderLabels::Sentences { max_sentences } => (2, max_sentences as u64),
-            EncoderLabels::TokenClasses { classes, counts_padding: false } => (3, u64::from(classes)),
-            EncoderLabels::TokenClasses { classes, counts_padding: true } => (4, u64::from(classes)),
-            EncoderLabels::Span => (5, 2),
-        };
-        let flags = u64::from(self.has_segments) + 2 * u64::from(self.predicts_next_sentence());
-        for number in [kind, count, flags, self.vocab_size.into(), self.seed] {
-            hasher.update(&number.to_le_bytes());
-        }
-        if self.is_packed {
-            hasher.update(b"packed");
-        }
-        if let Some(token) = self.mask_token {
-            hasher.update(b"mask").update(&token.to_le_bytes());
-        }
-        if let Some(masking) = self.masking {
-            hasher.update(&masking.probability.to_le_bytes()).update(&[u8::from(masking.whole_words)]);
-        }
-    }
-}
 
 /// An open source of samples of an encoder.
 pub(crate) struct EncoderSource {
@@ -157,6 +59,8 @@ pub(crate) struct EncoderSource {
     length: usize,
     rows: RowSource,
     special: SpecialTokens,
+    /// The words of tokens, if the source has a vocabulary and its samples contain words.
+    summary_words: Option<SummaryWords>,
     pub fingerprint: [u8; 32],
 }
 
@@ -203,6 +107,8 @@ impl EncoderSource {
         let mut hasher = blake3::Hasher::new_derive_key("millrace samples of encoders, version 1");
         samples.hash(&mut hasher);
         hasher.update(&(spec.seq_len as u64).to_le_bytes());
+        let summary_words = spec.kind.summary_vocabulary().map(SummaryWords::open).transpose()?;
+        hasher.update(summary_words.as_ref().map_or(&[], |words| words.digest.as_slice()));
         let (rows, special) = match &spec.kind {
             SourceKind::Csv { paths, rows, is_lower_case } => {
                 let (source, special) = open_csv(spec, samples, paths, *rows, *is_lower_case)?;
@@ -240,7 +146,7 @@ impl EncoderSource {
             }
         };
         let fingerprint = *hasher.finalize().as_bytes();
-        let source = Self { samples: samples.clone(), length: spec.seq_len, rows, special, fingerprint };
+        let source = Self { samples: samples.clone(), length: spec.seq_len, rows, special, summary_words, fingerprint };
         // A row that can't be read is found before training begins.
         source.read(0, &mut source.empty())?;
         Ok(source)
@@ -435,6 +341,14 @@ impl EncoderSource {
                     }
                     array.resize(count, 0);
                 }
+                WORD_IDS => {
+                    match &self.summary_words {
+                        Some(words) => array.extend(words.word_ids(&row.tokens)),
+                        None => array.resize(used, NO_LABEL),
+                    }
+                    array.resize(count, NO_LABEL);
+                }
+                SENTENCE_IDS => fill_sentences(row, array, count),
                 "labels" if matches!(self.samples.task, EncoderLabels::Class { .. }) => {
                     array.push(check(row.label, bound)?);
                 }
@@ -489,102 +403,17 @@ impl EncoderSource {
     }
 }
 
+/// Writes the sentence that each token belongs to: the last one that begins at the token or before it. Tokens before
+/// all sentences, of which none is a word, belong to the first.
+fn fill_sentences(row: &Row, array: &mut Vec<i32>, count: usize) {
+    array.resize(count, 0);
+    for (sentence, &(start, _)) in row.predictions.iter().enumerate() {
+        array.iter_mut().skip(start).for_each(|id| *id = sentence as i32);
+    }
+}
+
 impl RowLocation {
     fn error(&self, problem: SampleProblem) -> DataError {
         DataError::BadSample { path: self.path.clone(), unit: self.unit, number: self.number, problem }
     }
-}
-
-fn open_csv(
-    spec: &SourceSpec,
-    samples: &EncoderSamples,
-    paths: &[String],
-    rows: CsvRows,
-    is_lower_case: bool,
-) -> Result<(RowSource, SpecialTokens), DataError> {
-    let (data, others) = data_and_vocabulary(paths, rows);
-    let files = expand(data, rows.extension())?;
-    let vocabulary = match others {
-        [] => None,
-        [words] => Some(Vocabulary::open(words.as_ref(), is_lower_case)?),
-        [classes, words, ..] => Some(Vocabulary::open(words.as_ref(), is_lower_case)?.with_classes(classes.as_ref())?),
-    };
-    let files = CsvFiles::open(&files, rows.dialect(), &rows.columns(samples.predicts_next_sentence()))?;
-    let order = order_of(spec, split_range(spec, files.rows()))?;
-    let special = special_tokens(samples, vocabulary.as_ref())?;
-    Ok((RowSource::Csv { files, rows, vocabulary, order }, special))
-}
-
-fn open_records(
-    spec: &SourceSpec,
-    samples: &EncoderSamples,
-    paths: &[String],
-    rows: TfRecordRows,
-    is_lower_case: bool,
-) -> Result<(RowSource, SpecialTokens), DataError> {
-    let (data, others) = tfrecord::records_and_vocabulary(paths, rows);
-    let files = TfRecordFiles::open(&tfrecord::record_files(data, rows)?)?;
-    let other = others.first().map_or(Path::new(""), Path::new);
-    let vocabulary = || Vocabulary::open(other, is_lower_case);
-    let rows = match rows {
-        TfRecordRows::Tokens => return Err(DataError::NotForEncoders),
-        TfRecordRows::Masked => RecordRows::Masked,
-        TfRecordRows::Words => RecordRows::Words(vocabulary()?),
-        TfRecordRows::Sentences => RecordRows::Sentences(vocabulary()?, false),
-        TfRecordRows::SentencePairs => RecordRows::Sentences(vocabulary()?, true),
-        TfRecordRows::TokenClasses => RecordRows::TokenClasses(read_classes(other)?),
-        TfRecordRows::Summaries => RecordRows::Summaries,
-        TfRecordRows::Answers => RecordRows::Answers,
-    };
-    let special = special_tokens(samples, rows.vocabulary())?;
-    let order = order_of(spec, split_range(spec, files.records()))?;
-    Ok((RowSource::Records { files, rows, order }, special))
-}
-
-/// Returns the special tokens of a vocabulary, which must not be larger than that of the model. Without a vocabulary,
-/// only padding is needed, which nothing attends to.
-fn special_tokens(samples: &EncoderSamples, vocabulary: Option<&Vocabulary>) -> Result<SpecialTokens, DataError> {
-    let Some(vocabulary) = vocabulary else { return Ok(SpecialTokens::NONE) };
-    if vocabulary.entries > samples.vocab_size {
-        let (vocab_size, max_token) = (samples.vocab_size.into(), vocabulary.entries - 1);
-        return Err(DataError::VocabularyTooSmall { vocab_size, max_token });
-    }
-    with_mask_token(vocabulary.special, samples)
-}
-
-/// Returns the special tokens of windows of tokens: those of their tokenizer, or the last ones of the vocabulary.
-fn special_tokens_of_windows(
-    spec: &SourceSpec,
-    samples: &EncoderSamples,
-    windows: &Dataset,
-) -> Result<SpecialTokens, DataError> {
-    if let Some(special) = spec.kind.tokenizer()?.and_then(|tokenizer| tokenizer.special_tokens()) {
-        return with_mask_token(special, samples);
-    }
-    let words = samples.vocab_size.saturating_sub(SPECIAL_TOKENS);
-    if windows.max_token() >= words && !matches!(spec.kind, SourceKind::Hdf5 { .. }) {
-        let max_token = windows.max_token().saturating_add(SPECIAL_TOKENS);
-        return Err(DataError::VocabularyTooSmall { vocab_size: samples.vocab_size.into(), max_token });
-    }
-    SpecialTokens::following(words, samples.mask_token)
-}
-
-/// Returns the special tokens of a vocabulary.
-///
-/// # Errors
-/// The params name another mask.
-fn with_mask_token(special: SpecialTokens, samples: &EncoderSamples) -> Result<SpecialTokens, DataError> {
-    match samples.mask_token {
-        Some(token) if i64::from(token) != i64::from(special.mask) => {
-            Err(DataError::WrongMaskToken { token, expected: special.mask as u32 })
-        }
-        _ => Ok(special),
-    }
-}
-
-/// Divides the paths of CSV files: the last one is that of the vocabulary, if rows contain words, and the one before it
-/// that of the names of classes, if rows contain these.
-pub(crate) fn data_and_vocabulary(paths: &[String], rows: CsvRows) -> (&[String], &[String]) {
-    let others = usize::from(rows.has_words()) + usize::from(rows == CsvRows::TokenClasses);
-    paths.split_at(paths.len().saturating_sub(others))
 }

@@ -22,6 +22,8 @@ pub enum CsvRows {
     TokenClasses,
     /// Numbers of tokens, the places of sentences, and whether each belongs to the summary.
     Summaries,
+    /// Like `Summaries`, with a vocabulary, so that the words of summaries can be compared.
+    SummariesWithWords,
     /// Numbers of the tokens of a question and a text, and the positions of the answer (`input_ids`, `input_mask`,
     /// `segment_ids`, `start_position`, `end_position`).
     Answers,
@@ -38,9 +40,10 @@ impl CsvRows {
         }
     }
 
-    /// Returns whether the rows contain words, so that the last path is that of a vocabulary.
+    /// Returns whether the last path is that of a vocabulary.
     pub const fn has_words(self) -> bool {
-        matches!(self, Self::Words | Self::Sentences | Self::SentencePairs | Self::TokenClasses)
+        use CsvRows::*;
+        matches!(self, Words | Sentences | SentencePairs | TokenClasses | SummariesWithWords)
     }
 
     pub(crate) fn extension(self) -> &'static str {
@@ -64,7 +67,7 @@ impl CsvRows {
             Self::Sentences => vec![("sentence", true), ("label", true)],
             Self::SentencePairs => vec![("sentence1", true), ("sentence2", true), ("gold_label", true)],
             Self::TokenClasses => vec![("tokens", true), ("labels", true)],
-            Self::Summaries => {
+            Self::Summaries | Self::SummariesWithWords => {
                 vec![("input_token_ids", true), ("labels", true), ("segment_ids", true), ("cls_indices", true)]
             }
             Self::Answers => vec![
@@ -108,7 +111,7 @@ pub(super) fn read(
         (CsvRows::Sentences | CsvRows::SentencePairs, Some(vocabulary)) => sentences(rows, &fields, vocabulary, length),
         (CsvRows::TokenClasses, Some(vocabulary)) => token_classes(&fields, vocabulary),
         (CsvRows::Masked, _) => masked(&fields, predicts_next_sentence),
-        (CsvRows::Summaries, _) => summary(&fields),
+        (CsvRows::Summaries | CsvRows::SummariesWithWords, _) => summary(&fields),
         (CsvRows::Answers, _) => answer(&fields, length),
         (CsvRows::Words | CsvRows::Sentences | CsvRows::SentencePairs | CsvRows::TokenClasses, None) => {
             Err(SampleProblem::NoVocabulary)

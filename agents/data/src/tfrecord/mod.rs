@@ -55,14 +55,16 @@ pub enum TfRecordRows {
     TokenClasses,
     /// Tokens, the places of sentences, and whether each belongs to the summary.
     Summaries,
+    /// Like `Summaries`, with a vocabulary, so that the words of summaries can be compared.
+    SummariesWithWords,
     /// The tokens of a question and a text, and the positions of the answer.
     Answers,
 }
 
 impl TfRecordRows {
-    /// Returns whether the records contain words, so that the last path is that of a vocabulary.
+    /// Returns whether the last path is that of a vocabulary.
     pub const fn has_words(self) -> bool {
-        matches!(self, Self::Words | Self::Sentences | Self::SentencePairs)
+        matches!(self, Self::Words | Self::Sentences | Self::SentencePairs | Self::SummariesWithWords)
     }
 
     const fn is_of_datasets(self) -> bool {

@@ -13,6 +13,9 @@ const MAX_REPORTED_ELEMENTS: usize = 64;
 /// The metric of a classifier of tokens: the numbers of correct, predicted and actual tokens of each class.
 const CLASS_COUNTS: &str = "class_counts";
 
+/// The metrics of summaries: words, and pairs of words, that predicted and actual ones have in common.
+const ROUGE: [&str; 2] = ["rouge1", "rouge2"];
+
 /// What evaluations and training steps report besides their loss.
 pub struct ModelMetrics {
     model: ModelSpec,
@@ -93,10 +96,18 @@ impl ModelMetrics {
             }
             Some(EncoderTask::TokenClassifier { .. }) => {
                 let mut metrics = vec![("eval/accuracy", accuracy)];
-                metrics.extend(self.class_counts(evaluation).map(|counts| ("eval/f1_score", self.macro_f1(counts))));
+                let counts = self.sums_of(CLASS_COUNTS, evaluation);
+                metrics.extend(counts.map(|counts| ("eval/f1_score", self.macro_f1(counts))));
                 named(&metrics)
             }
-            Some(_) => named(&[("eval/accuracy", accuracy)]),
+            Some(EncoderTask::Summarization { .. }) => {
+                let mut metrics = vec![("eval/accuracy".to_owned(), accuracy)];
+                metrics.extend(ROUGE.iter().flat_map(|name| self.rouge(name, evaluation)));
+                metrics
+            }
+            Some(EncoderTask::Classifier { .. } | EncoderTask::QuestionAnswering {}) => {
+                named(&[("eval/accuracy", accuracy)])
+            }
         }
     }
 
@@ -132,10 +143,23 @@ impl ModelMetrics {
         means
     }
 
-    /// Returns the sums of the metric [`CLASS_COUNTS`], if the graph has it.
-    fn class_counts<'e>(&self, evaluation: &'e Evaluation) -> Option<&'e [f64]> {
-        let (_, counts) = self.metrics.iter().find(|(name, _)| name == CLASS_COUNTS)?;
-        evaluation.metrics.get(counts.sums.clone())
+    /// Returns the sums of a metric, if the graph has it.
+    fn sums_of<'e>(&self, metric: &str, evaluation: &'e Evaluation) -> Option<&'e [f64]> {
+        let (_, sums) = self.metrics.iter().find(|(name, _)| name == metric)?;
+        evaluation.metrics.get(sums.sums.clone())
+    }
+
+    /// Returns precision, recall and F1 score of predicted summaries; nothing if the words of summaries are unknown. A
+    /// score without words is 0.
+    fn rouge(&self, name: &str, evaluation: &Evaluation) -> Vec<(String, f64)> {
+        let Some(&[common, predicted, actual]) = self.sums_of(name, evaluation) else { return Vec::new() };
+        let ratio = |part: f64, whole: f64| if whole > 0.0 { part / whole } else { 0.0 };
+        let scores = [
+            ("precision", ratio(common, predicted)),
+            ("recall", ratio(common, actual)),
+            ("f1_score", ratio(2.0 * common, predicted + actual)),
+        ];
+        scores.map(|(score, value)| (format!("eval/{name}/{score}"), value)).to_vec()
     }
 
     /// Returns the mean of the F1 scores of the classes that count, from three numbers of each class: of tokens that
@@ -234,6 +258,25 @@ mod tests {
         assert_eq!(metrics.of_step(&[]), []);
         metrics.model = decoder();
         assert_eq!(metrics.of_step(&sums), []);
+    }
+
+    #[test]
+    fn summaries_are_compared_by_their_words() {
+        let model = encoder(EncoderTask::Summarization { max_sentences: 2, compares_words: true });
+        let sums = vec![6.0, 8.0, 12.0, 0.0, 0.0, 3.0];
+        let evaluation = Evaluation { tokens: 4, correct: 3, metrics: sums, batches: 1, ..Evaluation::default() };
+        let expected = [
+            ("eval/accuracy", 0.75),
+            ("eval/rouge1/precision", 0.75),
+            ("eval/rouge1/recall", 0.5),
+            ("eval/rouge1/f1_score", 0.6),
+            ("eval/rouge2/precision", 0.0),
+            ("eval/rouge2/recall", 0.0),
+            ("eval/rouge2/f1_score", 0.0),
+        ];
+        assert_eq!(metrics(&model, &evaluation, None), named(&expected));
+        let without_words = encoder(EncoderTask::Summarization { max_sentences: 2, compares_words: false });
+        assert_eq!(metrics(&without_words, &evaluation, None), named(&expected[..1]));
     }
 
     /// Class 0 is never predicted and never occurs, so its score is 0.

@@ -84,7 +84,7 @@ section! {
             .one_of(&TOKEN_TYPES)
             .in_eval_input(default_from("train_input.token_dtype")),
         /// Vocabulary of words in CSV files and lines: a text file with one word in a line, whose number is that of the
-        /// line.
+        /// line. With it, evaluations of an extractive summarization report ROUGE scores.
         vocab_file: String = required_if("the rows of `data_processor` contain words")
             .in_eval_input(otherwise("that of `train_input`")),
         /// Spelling of `data_dir` in files of `t5` and `transformer`.

@@ -66,6 +66,9 @@ pub enum EncoderTask {
     Summarization {
         /// Number of sentences of a sample; fewer are padded.
         max_sentences: usize,
+        /// Whether evaluations compare the words of predicted and actual summaries (ROUGE).
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        compares_words: bool,
     },
     /// To find the first and the last token of an answer in a text.
     QuestionAnswering {},

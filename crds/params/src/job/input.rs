@@ -293,14 +293,17 @@ pub enum CsvRows {
     TokenClasses,
     /// Texts with the places of their sentences, and whether each belongs to the summary.
     Summaries,
+    /// Like `Summaries`; the last path is that of the vocabulary, with which words of summaries are compared.
+    SummariesWithWords,
     /// A question and a text, with the first and the last position of the answer.
     Answers,
 }
 
 impl CsvRows {
-    /// Returns whether the rows contain words, so that a vocabulary is needed.
+    /// Returns whether a vocabulary of words is needed.
     pub const fn has_words(self) -> bool {
-        matches!(self, Self::Words | Self::Sentences | Self::SentencePairs | Self::TokenClasses)
+        use CsvRows::*;
+        matches!(self, Words | Sentences | SentencePairs | TokenClasses | SummariesWithWords)
     }
 }
 
@@ -322,14 +325,16 @@ pub enum TfRecordRows {
     TokenClasses,
     /// Texts with the places of their sentences, and whether each belongs to the summary.
     Summaries,
+    /// Like `Summaries`; the last path is that of the vocabulary, with which words of summaries are compared.
+    SummariesWithWords,
     /// A question and a text, with the first and the last position of the answer.
     Answers,
 }
 
 impl TfRecordRows {
-    /// Returns whether the records contain words, so that a vocabulary is needed.
+    /// Returns whether a vocabulary of words is needed.
     pub const fn has_words(self) -> bool {
-        matches!(self, Self::Words | Self::Sentences | Self::SentencePairs)
+        matches!(self, Self::Words | Self::Sentences | Self::SentencePairs | Self::SummariesWithWords)
     }
 
     /// Returns the number of paths after those of the records: of a vocabulary, or of names of classes.

@@ -2,7 +2,7 @@
 
 use super::check::ResolveContext;
 use super::model::MAX_POSITIONS;
-use crate::document::{InputParams, ModelParams, Params};
+use crate::document::{ModelParams, Params};
 use crate::job::{
     CsvRows, DecoderOptions, EncoderOptions, EncoderTask, ModelFamily, Nonlinearity, Norm, Positions, TfRecordRows,
 };
@@ -23,7 +23,7 @@ pub(super) fn recognize(params: &Params, p: &ModelParams) -> Option<ModelFamily>
             CsvRows::Words | CsvRows::Masked => pretrained,
             CsvRows::Sentences | CsvRows::SentencePairs => ModelFamily::BertClassifier,
             CsvRows::TokenClasses => ModelFamily::BertTokenClassifier,
-            CsvRows::Summaries => ModelFamily::BertSummarization,
+            CsvRows::Summaries | CsvRows::SummariesWithWords => ModelFamily::BertSummarization,
             CsvRows::Answers => ModelFamily::BertQa,
         }),
         Some(Processor::EncoderHdf5) => Some(pretrained),
@@ -31,7 +31,7 @@ pub(super) fn recognize(params: &Params, p: &ModelParams) -> Option<ModelFamily>
             TfRecordRows::Tokens | TfRecordRows::Masked | TfRecordRows::Words => pretrained,
             TfRecordRows::Sentences | TfRecordRows::SentencePairs => ModelFamily::BertClassifier,
             TfRecordRows::TokenClasses => ModelFamily::BertTokenClassifier,
-            TfRecordRows::Summaries => ModelFamily::BertSummarization,
+            TfRecordRows::Summaries | TfRecordRows::SummariesWithWords => ModelFamily::BertSummarization,
             TfRecordRows::Answers => ModelFamily::BertQa,
         }),
         _ => {
@@ -61,7 +61,6 @@ pub(super) fn resolve(
     if p.num_segments.is_some_and(|segments| segments != 2) {
         check.report_invalid("model.num_segments", "must be 2, the number of segments of a sample", "leave it out");
     }
-    let input = params.train_input.as_ref();
     let predicts_next_sentence = family == ModelFamily::Bert && !p.disable_nsp.unwrap_or(false);
     let has_segments = match family {
         ModelFamily::Esm2 => false,
@@ -79,7 +78,7 @@ pub(super) fn resolve(
             p.pooler_nonlinearity.as_deref(),
             Nonlinearity::Tanh,
         ),
-        task: task(check, p, input, family, predicts_next_sentence),
+        task: task(check, params, p, family, predicts_next_sentence),
         norm_first,
         is_embedding_plain: !p.embedding_layer_norm.unwrap_or(true),
         mask_token: mask_token(check, p),
@@ -101,11 +100,12 @@ fn mask_token(check: &mut ResolveContext<'_>, p: &ModelParams) -> Option<u32> {
 
 fn task(
     check: &mut ResolveContext<'_>,
+    params: &Params,
     p: &ModelParams,
-    input: Option<&InputParams>,
     family: ModelFamily,
     predicts_next_sentence: bool,
 ) -> EncoderTask {
+    let input = params.train_input.as_ref();
     let rate = p.dropout_rate.unwrap_or(0.1);
     let classes = check.either_spelling("model.num_labels", p.num_labels, "model.num_cls_classes", p.num_cls_classes);
     let dropout_key = "model.task_dropout";
@@ -126,7 +126,14 @@ fn task(
         ModelFamily::BertSummarization => {
             let value = input.and_then(|input| input.max_cls_tokens);
             let max_sentences = check.count("train_input.max_cls_tokens", value, 50, MAX_POSITIONS);
-            EncoderTask::Summarization { max_sentences }
+            let has_vocabulary = [input, params.eval_input.as_ref()]
+                .into_iter()
+                .flatten()
+                .map(|input| &input.vocab_file)
+                .chain([&p.vocab_file])
+                .any(|file| file.as_ref().is_some_and(|file| !file.trim().is_empty()));
+            let compares_words = has_vocabulary && p.compute_eval_metrics.unwrap_or(true);
+            EncoderTask::Summarization { max_sentences, compares_words }
         }
         ModelFamily::BertQa => EncoderTask::QuestionAnswering {},
         _ => {

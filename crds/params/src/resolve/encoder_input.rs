@@ -13,9 +13,15 @@ const CLASSES_HINT: &str = "name the JSON file with the number of each class";
 pub(super) fn csv(
     check: &mut ResolveContext<'_>,
     s: &InputSection<'_>,
+    model: &ModelSpec,
     mut paths: Vec<String>,
     rows: CsvRows,
 ) -> DataSource {
+    let rows = match rows {
+        CsvRows::Summaries | CsvRows::SummariesWithWords if compares_words(s, model) => CsvRows::SummariesWithWords,
+        CsvRows::SummariesWithWords => CsvRows::Summaries,
+        rows => rows,
+    };
     if paths.is_empty() || paths.iter().any(|path| path.trim().is_empty()) {
         check.report_missing(&s.key("data_dir"), "name at least one file, directory or glob");
     }
@@ -41,9 +47,17 @@ pub(super) fn csv(
 pub(super) fn records(
     check: &mut ResolveContext<'_>,
     s: &InputSection<'_>,
+    model: &ModelSpec,
     mut paths: Vec<String>,
     rows: TfRecordRows,
 ) -> DataSource {
+    let rows = match rows {
+        TfRecordRows::Summaries | TfRecordRows::SummariesWithWords if compares_words(s, model) => {
+            TfRecordRows::SummariesWithWords
+        }
+        TfRecordRows::SummariesWithWords => TfRecordRows::Summaries,
+        rows => rows,
+    };
     if let TfRecordRows::Sentences | TfRecordRows::SentencePairs = rows {
         paths.iter_mut().for_each(|path| name_records_of_split(path, rows, s.name == "eval_input"));
     }
@@ -61,6 +75,13 @@ pub(super) fn records(
     // The zoo's TensorFlow programs convert sentences to lower case unless the params say otherwise.
     let is_lower_case = s.params.do_lower.unwrap_or(rows != TfRecordRows::Words);
     DataSource::TfRecords { paths, rows, is_lower_case: is_lower_case && rows.has_words() }
+}
+
+/// Returns whether words of summaries are compared, for which an input needs a vocabulary.
+fn compares_words(s: &InputSection<'_>, model: &ModelSpec) -> bool {
+    let task = model.encoder.as_ref().map(|encoder| &encoder.task);
+    let is_compared = matches!(task, Some(EncoderTask::Summarization { compares_words: true, .. }));
+    is_compared && s.vocab_file.is_some_and(|file| !file.trim().is_empty())
 }
 
 /// Names the files that `tensorflow_datasets` writes to its directory for training or evaluation.
@@ -126,7 +147,9 @@ pub(super) fn masking(
             matches!(rows, CsvRows::Sentences | CsvRows::SentencePairs)
         }
         (EncoderTask::TokenClassifier { .. }, DataSource::Csv { rows, .. }) => *rows == CsvRows::TokenClasses,
-        (EncoderTask::Summarization { .. }, DataSource::Csv { rows, .. }) => *rows == CsvRows::Summaries,
+        (EncoderTask::Summarization { .. }, DataSource::Csv { rows, .. }) => {
+            matches!(rows, CsvRows::Summaries | CsvRows::SummariesWithWords)
+        }
         (EncoderTask::QuestionAnswering {}, DataSource::Csv { rows, .. }) => *rows == CsvRows::Answers,
         _ => false,
     };
@@ -159,7 +182,9 @@ const fn is_of_task(rows: TfRecordRows, task: &EncoderTask) -> bool {
         TfRecordRows::Masked | TfRecordRows::Words => matches!(task, EncoderTask::Pretraining { .. }),
         TfRecordRows::Sentences | TfRecordRows::SentencePairs => matches!(task, EncoderTask::Classifier { .. }),
         TfRecordRows::TokenClasses => matches!(task, EncoderTask::TokenClassifier { .. }),
-        TfRecordRows::Summaries => matches!(task, EncoderTask::Summarization { .. }),
+        TfRecordRows::Summaries | TfRecordRows::SummariesWithWords => {
+            matches!(task, EncoderTask::Summarization { .. })
+        }
         TfRecordRows::Answers => matches!(task, EncoderTask::QuestionAnswering {}),
     }
 }

@@ -75,11 +75,11 @@ pub(super) fn source(
         Processor::Lines(rows) => line_input::lines(check, s, paths, rows),
         Processor::Tokens => text_input::tokens(check, s, train, paths),
         Processor::Hdf5 => DataSource::Hdf5 { paths, mixture },
-        Processor::Csv(rows) => encoder_input::csv(check, s, paths, rows),
+        Processor::Csv(rows) => encoder_input::csv(check, s, model, paths, rows),
         Processor::EncoderHdf5 => DataSource::EncoderHdf5 { paths },
         Processor::Arrays => DataSource::Arrays { paths },
         Processor::Python => DataSource::Python { paths },
-        Processor::TfRecords(rows) => encoder_input::records(check, s, paths, rows),
+        Processor::TfRecords(rows) => encoder_input::records(check, s, model, paths, rows),
         Processor::Images(format) => {
             DataSource::Images { paths, images: images(check, s, format, model, train.is_some()) }
         }
