@@ -167,7 +167,8 @@ pub(crate) static FAMILIES: Keywords<ModelFamily> = Keywords {
         ("fc_mnist", ModelFamily::FcMnist), ("vision_transformer", ModelFamily::VisionTransformer),
     ],
     unsupported: &[
-        "dit", "dino", "dpo", "dpr", "llava", "mixtral", "multimodal_simple", "unet",
+        "dit", "dino", "dpo", "dpr", "esm2/classification", "layers_api_demo", "linformer", "llava", "mixtral",
+        "multimodal_simple", "unet",
     ],
 };
 
@@ -252,8 +253,10 @@ pub(crate) static ATTENTION_TYPES: Keywords<bool> =
     Keywords { values: &[("scaled_dot_product", true), ("dot_product", false)], unsupported: &["scaled_cosine"] };
 
 /// The attention modules, with whether heads of queries may share keys and values.
-pub(crate) static ATTENTION_MODULES: Keywords<bool> =
-    Keywords { values: &[("aiayn_attention", false), ("multiquery_attention", true)], unsupported: &[] };
+pub(crate) static ATTENTION_MODULES: Keywords<bool> = Keywords {
+    values: &[("aiayn_attention", false), ("multiquery_attention", true)],
+    unsupported: &["multilatent_attention"],
+};
 
 /// The activation functions, with whether the result is multiplied by a second projection.
 #[rustfmt::skip]

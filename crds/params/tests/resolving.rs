@@ -95,7 +95,7 @@ fn every_check_names_its_key() {
         ("model", "embeddings_scale: 0", "embeddings_scale", Invalid, "greater than 0"),
         ("model", "attention_inner_dim: 0", "attention_inner_dim", Invalid, "from 1"),
         ("model", "attention_logits_alpha: 0", "attention_logits_alpha", Invalid, "greater than 0"),
-        ("model", "lr_adjustment_groups: {}", "lr_adjustment_groups", NotSupported, "adjust_learning_rate"),
+        ("model", "lr_adjustment_groups: {a: 1}", "lr_adjustment_groups", NotSupported, "adjust_learning_rate"),
         ("model", "norm_first: False", "norm_first", NotSupported, "true"),
         ("model", "initializer: eye", "initializer", NotSupported, "truncated_normal"),
         ("model", "initializer: {std: 0.1}", "initializer.name", Missing, "name"),

@@ -97,7 +97,7 @@ fn gpt2_small_is_understood() {
     );
     let all = resolved.notes.join("\n");
     assert_eq!(resolved.notes.len(), 3, "{all}");
-    for word in ["fp16 is replaced by bf16", "initial_loss_scale, max_loss_scale", "alpha"] {
+    for word in ["bf16 instead of fp16", "optimizer.initial_loss_scale, optimizer.max_loss_scale", "alpha"] {
         assert!(all.contains(word), "{word} in {all}");
     }
 }

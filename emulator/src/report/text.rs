@@ -27,11 +27,12 @@ impl PlanReport {
             self.chunks
         )?;
         let leaves = self.leaves;
+        // Images, and samples of a graph document, have no tokens.
+        let tokens = if self.sequence > 1 { format!(" of {} tokens", self.sequence) } else { String::new() };
         writeln!(
             f,
-            "  batch           {} samples of {} tokens: {} leaves of {}, tree of {} levels",
+            "  batch           {} samples{tokens}: {} leaves of {}, tree of {} levels",
             leaves.batch(),
-            self.sequence,
             leaves.count,
             leaves.samples,
             self.tree_depth

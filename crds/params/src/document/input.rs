@@ -141,10 +141,16 @@ section! {
         image_size: Vec<u64> = default_from("model.image_size"),
         /// Number of classes, which newer files repeat here; must equal that of the model.
         num_classes: u64 = default_from("model.num_classes"),
+        /// Rows and columns of a patch of an image, which some files repeat here; must equal those of the model.
+        patch_size: Vec<u64> = default_from("model.patch_size"),
+        /// Number of channels of an image, which some files repeat here; must equal that of the model.
+        image_channels: u64 = default_from("model.num_channels"),
         /// Whether samples are read in a random order, a different one in each epoch.
         shuffle: bool = default("false"),
         /// Seed of the random order.
         shuffle_seed: u64 = default_from("runconfig.seed"),
+        /// Older spelling of `shuffle_seed`.
+        seed: u64 = alias_of("shuffle_seed"),
         /// Size of the vocabulary, which older files repeat here; must equal that of the model.
         vocab_size: u64 = default_from("model.vocab_size"),
         /// Whether the files of a directory are read in the order of their names.
@@ -175,6 +181,8 @@ section! {
         use_worker_cache: bool,
         /// Number of samples that are shuffled at a time; Millrace shuffles all samples.
         shuffle_buffer: u64,
+        /// Older spelling of `shuffle_buffer`.
+        shuffle_buffer_size: u64,
         /// Number of tokens that stand for replaced spans; `model.extra_ids` adds them to the vocabulary.
         extra_ids: u64,
         /// Whether an incomplete last batch is left out; Millrace always leaves it out.

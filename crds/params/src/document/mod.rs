@@ -7,6 +7,7 @@
 
 mod image;
 mod input;
+mod kinds;
 mod model;
 mod momentum;
 mod optimizer;
@@ -164,8 +165,10 @@ impl Params {
 
     fn read_classic(mut root: YamlNode, names: WrittenNames, ignored: Vec<String>) -> Result<Self, ParamsError> {
         rename_keys(&mut root);
-        let (mut params, lines): (Self, LineNumbers) = read_tree(&root, KEY_STYLE)
-            .map_err(|error: ParamsError| error.map_problems(|problem| names.rename(problem)))?;
+        let (mut params, lines): (Self, LineNumbers) = read_tree(&root, KEY_STYLE).map_err(|error: ParamsError| {
+            let error = kinds::unsupported_kinds(&root).unwrap_or(error);
+            error.map_problems(|problem| names.rename(problem))
+        })?;
         params.origin = DocumentOrigin { lines, names, ignored };
         Ok(params)
     }

@@ -70,9 +70,12 @@ section! {
         /// decreasing attention scores in proportion to the distance (ALiBi). In `t5` and `transformer` by trained
         /// biases of attention scores (`relative`), or by sines and cosines that are added to the embedding (`fixed`).
         position_embedding_type: String = otherwise(
-            "`learned`; `relative` in `t5`, `fixed` in `transformer`",
+            "`learned`; `rotary` in `gptj`, `relative` in `t5`, `fixed` in `transformer`",
         ).one_of(&POSITION_EMBEDDINGS),
-        /// Number of elements of each head that are rotated; even.
+        /// Older spelling of `position_embedding_type` in `t5` and `transformer`.
+        positional_embedding_type: String = alias_of("position_embedding_type"),
+        /// Number of elements of each head that are rotated; even. A model with it but without
+        /// `position_embedding_type` is a `gptj`, as in files for TensorFlow.
         rotary_dim: u64 = otherwise("the width of a head"),
         /// Base of the frequencies of rotary positions.
         rope_theta: f64 = default("10000"),
@@ -92,7 +95,9 @@ section! {
         /// Factor of the embedding, after its norm.
         embeddings_scale: f64 = default("1"),
         /// Dropout rate of the residual branches.
-        dropout_rate: f64 = default("0.1"),
+        dropout_rate: f64 = otherwise(
+            "0.1; 0 for `gptj` without `position_embedding_type`, as in files for TensorFlow",
+        ),
         /// Spelling of `dropout_rate` in GPT-J's files.
         residual_dropout_rate: f64 = alias_of("dropout_rate"),
         /// Dropout rate of the embedding.
@@ -101,6 +106,10 @@ section! {
         attention_dropout_rate: f64 = default_from("model.dropout_rate"),
         /// Number added to the variance in layer normalization.
         layer_norm_epsilon: f64 = default("1e-5"),
+        /// Older spelling of `norm_type: rmsnorm`; false stands for `layernorm`.
+        use_rms_norm: bool = otherwise("what `norm_type` says"),
+        /// Older spelling of `norm_type: biasless-layernorm`.
+        use_biasless_norm: bool = otherwise("what `norm_type` says"),
         /// Kind of normalization.
         norm_type: String = otherwise("`layernorm`; `rmsnorm` in `t5`").one_of(&NORMS),
         /// Whether blocks normalize their input instead of their output.
@@ -117,6 +126,8 @@ section! {
         scale_qk_dot_by_d: bool = default("false"),
         /// Whether products of queries and keys are also divided by the number of the block, which begins with 1.
         scale_qk_dot_by_layer_idx: bool = default("false"),
+        /// Older spelling of `scale_qk_dot_by_layer_idx`.
+        scale_by_layer_index: bool = alias_of("scale_qk_dot_by_layer_idx"),
         /// Further factor of the products of queries and keys.
         attention_logits_alpha: f64 = default("1"),
         /// Attention module: each head has its own keys and values, or heads share them.
@@ -335,6 +346,10 @@ section! {
         precision_opt_level: u64,
         /// Whether the softmax is computed in f32; Millrace always does so.
         attention_softmax_fp32: bool,
+        /// Older spelling of `attention_softmax_fp32`.
+        softmax_dtype_fp32: bool,
+        /// Metric of an older release: bits for each unit of a data set.
+        bits_per_x_dataset: String,
         /// Attention kernel that the real compiler chooses.
         attention_kernel: String,
         /// How the real machine computes the biases of ALiBi.
@@ -375,6 +390,10 @@ section! {
         "lora_params" => "leave it out to train all weights",
         "lr_adjustment_groups" => "use adjust_learning_rate of the optimizer",
         "label_smoothing" => "leave it out",
+        "backbone_only" => "leave it out: a model has its output layer",
+        "classifier_dropout" => "use task_dropout",
+        "freeze_pretrained_model" => "leave it out to train all weights",
+        "num_regression_values" => "leave it out: a classifier predicts classes, not numbers",
         "z_loss_eps" => "leave it out",
         "start_token" => "leave it out; a training job does no inference",
         "stop_sequences" => "leave it out; a training job does no inference",

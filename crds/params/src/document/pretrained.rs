@@ -27,7 +27,11 @@ pub(super) fn inherit_model(
             line: Some(line),
             key: format!("{MODEL}.{PATH_KEY}"),
             message: format!("{MODEL}.{PATH_KEY} names {path}, but {reason}"),
-            hint: Some("name the params file of the model that was trained before".to_owned()),
+            hint: Some(
+                "put the params file of the model that was trained before there, or correct the path: a relative path \
+                 starts at the folder of this file"
+                    .to_owned(),
+            ),
         })
     };
     let text = load(&path).map_err(|error| problem(&format!("it can't be read: {error}")))?;

@@ -54,6 +54,8 @@ section! {
         /// States of the checkpoint that are loaded: `all`, or a comma-separated list of `model`, `optimizer`,
         /// `dataloader`, `lr_scheduler`, `global_step` and `grad_scaler`.
         load_checkpoint_states: String = default("all"),
+        /// Older spelling of `load_checkpoint_states: model`.
+        is_pretrained_checkpoint: bool = otherwise("what `load_checkpoint_states` says"),
         /// Whether the checkpoint may lack some of the model's tensors.
         disable_strict_checkpoint_loading: bool = default("false"),
         /// Number of steps between progress lines.
@@ -66,6 +68,8 @@ section! {
         seed: u64 = default("1"),
         /// Older spelling of `seed`.
         tf_random_seed: u64 = alias_of("seed"),
+        /// Oldest spelling of `seed`.
+        random_seed: u64 = alias_of("seed"),
         /// Whether the run ends if the loss is not finite. `false` has no effect.
         check_loss_values: bool = default("true"),
         /// Multiple of the mean of recent steps above which a loss or a gradient norm is a jump. Greater than 1.
@@ -92,6 +96,14 @@ section! {
     ignored {
         /// Device; Millrace emulates CSX systems on any machine.
         target_device: String,
+        /// Whether input is read by several workers in an older release.
+        multiple_workers: bool,
+        /// Casts of an older release; `model.mixed_precision` determines the precision.
+        mixed_precision: bool,
+        /// Casts at the boundary of the real machine.
+        boundary_casting: bool,
+        /// Summaries of an older release.
+        tf_summary: bool,
         /// Minimum seconds between evaluations of an older release.
         throttle_secs: u64,
         /// Priority in the cluster's queue; a TrainJob has a priority class instead.
@@ -209,7 +221,6 @@ section! {
     }
     unsupported {
         "num_steps" => "set max_steps, the step to train to",
-        "is_pretrained_checkpoint" => "set load_checkpoint_states: model",
         "dump_activations" => "leave it out",
         "op_profiler_config" => "leave it out",
         "experimental" => "leave it out",

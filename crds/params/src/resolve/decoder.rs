@@ -6,15 +6,15 @@ use super::model::{MAX_POSITIONS, MAX_WIDTH, ModelSizes};
 use super::mup::{self, WidthRatios};
 use super::seq2seq;
 use crate::document::{ModelParams, Params, RotaryScalingParams};
-use crate::job::{DecoderOptions, ModelFamily, ParallelBlocks, Positions, RotaryPositions, RotaryScaling};
+use crate::job::{DecoderOptions, ModelFamily, Norm, ParallelBlocks, Positions, RotaryPositions, RotaryScaling};
 use crate::keywords::{
     ATTENTION_MODULES, FAMILIES, NONLINEARITIES, NORMS, POSITION_EMBEDDINGS, PositionKind, ROTARY_SCALINGS,
     RotaryScalingKind,
 };
 
 /// Resolves `model.name`, or else the flag `--model`; both must agree. Without either, as in older files, their keys
-/// tell GPT-J and its relatives, models with an encoder, and `fc_mnist`, from GPT-2. `encoder` is the family that the
-/// data show.
+/// tell GPT-J and its relatives, models with an encoder, and models of images, from GPT-2. `encoder` is the family that
+/// the data show.
 pub(super) fn family(
     check: &mut ResolveContext<'_>,
     params: &Params,
@@ -22,9 +22,12 @@ pub(super) fn family(
     flag: Option<&str>,
     encoder: Option<ModelFamily>,
 ) -> ModelFamily {
-    let has_gptj_keys = p.residual_dropout_rate.is_some() || p.use_untied_layer_norm.is_some();
+    let has_gptj_keys = p.residual_dropout_rate.is_some()
+        || p.use_untied_layer_norm.is_some()
+        || (p.rotary_dim.is_some() && p.position_embedding_type.is_none());
     let default = match (has_gptj_keys, is_multiquery(check, p)) {
         (false, _) if image::has_mlp_keys(p) => ModelFamily::FcMnist,
+        (false, _) if image::has_transformer_keys(p) => ModelFamily::VisionTransformer,
         (false, _) => ModelFamily::Gpt2,
         (true, false) => ModelFamily::Gptj,
         (true, true) => ModelFamily::Falcon,
@@ -80,7 +83,7 @@ pub(super) fn resolve(
     }
     DecoderOptions {
         positions,
-        norm: check.keyword("model.norm_type", p.norm_type.as_deref(), defaults.norm, &NORMS),
+        norm: norm(check, p, defaults.norm),
         is_embedding_normalized: p.embedding_layer_norm.unwrap_or(false),
         parallel_blocks,
         num_key_heads: key_heads(check, p, sizes.heads),
@@ -89,7 +92,14 @@ pub(super) fn resolve(
         is_window_alternating,
         attention_softcap,
         attention_width: (sizes.attention != sizes.hidden).then_some(sizes.attention),
-        is_attention_scaled_by_block: p.scale_qk_dot_by_layer_idx.unwrap_or(false),
+        is_attention_scaled_by_block: check
+            .either_spelling(
+                "model.scale_qk_dot_by_layer_idx",
+                p.scale_qk_dot_by_layer_idx,
+                "model.scale_by_layer_index",
+                p.scale_by_layer_index,
+            )
+            .unwrap_or(false),
         is_gated: p
             .nonlinearity
             .as_deref()
@@ -102,6 +112,24 @@ pub(super) fn resolve(
         logits_softcap: softcap(check, "model.final_logit_softcapping", p.final_logit_softcapping),
         is_packed: false,
     }
+}
+
+/// Resolves the kind of norm, which older files give by switches.
+fn norm(check: &mut ResolveContext<'_>, p: &ModelParams, default: Norm) -> Norm {
+    let by_switch = match (p.use_biasless_norm, p.use_rms_norm) {
+        (Some(true), Some(true)) => {
+            let message = "excludes use_biasless_norm, which is given too";
+            check.report_invalid("model.use_rms_norm", message, "keep one of the two");
+            None
+        }
+        (Some(true), _) => Some("biasless-layernorm"),
+        (_, Some(true)) => Some("rmsnorm"),
+        (Some(false), _) | (_, Some(false)) => Some("layernorm"),
+        (None, None) => None,
+    };
+    let older = if p.use_biasless_norm == Some(true) { "model.use_biasless_norm" } else { "model.use_rms_norm" };
+    let value = check.either_spelling("model.norm_type", p.norm_type.as_deref(), older, by_switch);
+    check.keyword("model.norm_type", value, default, &NORMS)
 }
 
 /// Returns the number of tokens that are attended to besides those of the window.
@@ -157,9 +185,20 @@ fn key_heads(check: &mut ResolveContext<'_>, p: &ModelParams, heads: usize) -> O
     (groups != heads).then_some(groups)
 }
 
+/// Returns how the model knows positions, in either spelling.
+pub(super) fn position_embedding_type<'p>(check: &mut ResolveContext<'_>, p: &'p ModelParams) -> Option<&'p str> {
+    check.either_spelling(
+        "model.position_embedding_type",
+        p.position_embedding_type.as_deref(),
+        "model.positional_embedding_type",
+        p.positional_embedding_type.as_deref(),
+    )
+}
+
 fn positions(check: &mut ResolveContext<'_>, p: &ModelParams, family: ModelFamily, sizes: &ModelSizes) -> Positions {
-    let value = p.position_embedding_type.as_deref();
-    let kind = check.keyword("model.position_embedding_type", value, PositionKind::Learned, &POSITION_EMBEDDINGS);
+    let value = position_embedding_type(check, p);
+    let default = if family == ModelFamily::Gptj { PositionKind::Rotary } else { PositionKind::Learned };
+    let kind = check.keyword("model.position_embedding_type", value, default, &POSITION_EMBEDDINGS);
     check.require_value("model.alibi_trainable_slopes", p.alibi_trainable_slopes, false);
     if kind != PositionKind::Rotary {
         note_unused_rotary_keys(check, p);
@@ -242,7 +281,7 @@ fn note_unused_rotary_keys(check: &mut ResolveContext<'_>, p: &ModelParams) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::job::{ModelSpec, Norm};
+    use crate::job::ModelSpec;
     use crate::{FlagOverrides, Params, ParamsError};
 
     /// Resolves the lines of a section `model` besides the sizes: 12 heads of 64.
@@ -314,6 +353,23 @@ mod tests {
         assert_eq!(summary(&neox), (ModelFamily::Gptj, ParallelBlocks::TwoNorms, false, None));
         assert_eq!(summary(&falcon), (ModelFamily::Falcon, ParallelBlocks::OneNorm, false, Some(1)));
         assert_eq!(gptj.dropout_rate, 0.0);
+        // Files for TensorFlow give nothing but the number of rotated elements.
+        let of_tensorflow = model(&["rotary_dim: 32", "use_position_embeddings: False"]).unwrap();
+        assert_eq!(summary(&of_tensorflow), (ModelFamily::Gptj, ParallelBlocks::OneNorm, true, None));
+        assert_eq!((of_tensorflow.dropout_rate, of_tensorflow.attention_dropout_rate), (0.0, 0.0));
+        assert_eq!(model(&["name: gptj"]).unwrap().dropout_rate, 0.1);
+    }
+
+    #[test]
+    fn switches_of_older_files_stand_for_kinds_of_norms() {
+        let norm = |line: &str| model(&[line]).unwrap().decoder.norm;
+        assert_eq!(norm("use_rms_norm: True"), Norm::RmsNorm);
+        assert_eq!(norm("use_rms_norm: False"), Norm::LayerNorm);
+        assert_eq!(norm("use_biasless_norm: True"), Norm::BiaslessLayerNorm);
+        let both = model(&["use_rms_norm: True", "use_biasless_norm: True"]).unwrap_err().report();
+        assert!(both.contains("model.use_rms_norm excludes use_biasless_norm"), "{both}");
+        let other = model(&["norm_type: layernorm", "use_rms_norm: True"]).unwrap_err().report();
+        assert!(other.contains("model.use_rms_norm is another spelling of model.norm_type"), "{other}");
     }
 
     #[test]

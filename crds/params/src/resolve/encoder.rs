@@ -137,6 +137,7 @@ fn task(
         }
         ModelFamily::BertQa => EncoderTask::QuestionAnswering {},
         _ => {
+            reject_classes(check, p, family);
             let value = input.and_then(|input| input.max_predictions_per_seq);
             EncoderTask::Pretraining {
                 max_predictions: value
@@ -150,6 +151,21 @@ fn task(
                 ),
                 predicts_next_sentence,
             }
+        }
+    }
+}
+
+/// Rejects numbers of classes in a model that predicts tokens: it was meant as another one.
+fn reject_classes(check: &mut ResolveContext<'_>, p: &ModelParams, family: ModelFamily) {
+    let keys = [("num_labels", p.num_labels.is_some()), ("num_classes", p.num_classes.is_some())];
+    for (key, _) in keys.into_iter().filter(|(_, is_given)| *is_given) {
+        let key = format!("model.{key}");
+        if family == ModelFamily::Esm2 {
+            let hint = "leave it out for pre-training; classifiers are of the families bert/classifier and others";
+            check.unsupported(&key, "in esm2", hint);
+        } else {
+            let hint = "leave it out, or set model.name to bert/classifier or bert/token_classifier";
+            check.report_invalid(&key, "has no meaning in pre-training, which predicts tokens", hint);
         }
     }
 }
@@ -306,6 +322,8 @@ mod tests {
             (csv, "pooler_nonlinearity: swiglu", "model.pooler_nonlinearity swiglu"),
             (csv, "use_final_layer_norm: True", "model.use_final_layer_norm is true"),
             (csv, "token_dropout: True", "model.mask_token_id is missing"),
+            (csv, "num_labels: 3", "model.num_labels has no meaning in pre-training"),
+            (csv, "name: esm2, vocab_size: 33, num_labels: 3", "model.num_labels in esm2 is not supported yet"),
             (csv, "token_dropout: True, vocab_size: 9, mask_token_id: 9", "the vocabulary has 9 tokens"),
             (text, "name: bert, vocab_size: 260, mask_token_id: 7", "must be one of the last 4 tokens"),
             (csv, "name: bert/token_classifier", "model.num_classes is missing"),

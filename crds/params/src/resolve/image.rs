@@ -72,6 +72,11 @@ pub(super) fn has_mlp_keys(p: &ModelParams) -> bool {
     p.hidden_sizes.is_some() || p.depth.is_some()
 }
 
+/// Returns whether the keys are those of a `vision_transformer`.
+pub(super) fn has_transformer_keys(p: &ModelParams) -> bool {
+    p.patch_size.is_some() && (p.image_size.is_some() || p.num_channels.is_some())
+}
+
 /// Returns whether a family reads images.
 pub(super) const fn reads_images(family: ModelFamily) -> bool {
     matches!(family, ModelFamily::FcMnist | ModelFamily::VisionTransformer)

@@ -138,7 +138,9 @@ fn input(
         is_micro_batch_auto: is_micro_batch_auto(p.micro_batch_size.as_ref()),
         max_sequence_length: tokens,
         shuffle: p.shuffle.unwrap_or(false),
-        shuffle_seed: p.shuffle_seed.unwrap_or(run.seed),
+        shuffle_seed: check
+            .either_spelling(&s.key("shuffle_seed"), p.shuffle_seed, &s.key("seed"), p.seed)
+            .unwrap_or(run.seed),
         masking,
         sinks: sample_transforms::sinks(check, s, model, tokens),
     }
@@ -154,6 +156,12 @@ fn max_sequence_length(
     let older = s.key("src_max_sequence_length");
     let value = check.either_spelling(&key, s.params.max_sequence_length, &older, s.params.src_max_sequence_length);
     check_target_length(check, s, model);
+    if model.image.is_some() {
+        if value.is_some() {
+            check.note(format!("{key} has no effect: samples are images"));
+        }
+        return 1;
+    }
     let default = train.map_or(model.max_position_embeddings, |t| t.max_sequence_length);
     let tokens = check.count(&key, value, default, MAX_SEQUENCE_TOKENS);
     let max_positions = model.max_position_embeddings;

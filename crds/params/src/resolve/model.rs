@@ -61,7 +61,7 @@ pub(super) fn resolve(
     let sizes = block_sizes(check, p);
     let vocab_size = vocabulary(check, vocab_size);
     let positions = check.count("model.max_position_embeddings", p.max_position_embeddings, 1024, MAX_POSITIONS);
-    let [dropout_rate, embedding_dropout_rate, attention_dropout_rate] = dropout(check, p);
+    let [dropout_rate, embedding_dropout_rate, attention_dropout_rate] = dropout(check, p, family);
     let (loss_scaling, mut loss_weight) = loss(check, p, family);
     if family.is_encoder() {
         loss_weight = encoder::loss_weight(params, p, loss_weight);
@@ -176,15 +176,17 @@ fn vocabulary(check: &mut ResolveContext<'_>, value: Option<u64>) -> usize {
     if value == Some(vocab as u64) { vocab } else { MAX_VOCABULARY }
 }
 
-/// Returns the dropout rates of the residual branches, of the embedding and of the attention weights.
-fn dropout(check: &mut ResolveContext<'_>, p: &ModelParams) -> [f64; 3] {
+/// Returns the dropout rates of the residual branches, of the embedding and of the attention weights. Their default is
+/// 0 in the zoo's TensorFlow program for GPT-J, whose files do not give the kind of positions.
+fn dropout(check: &mut ResolveContext<'_>, p: &ModelParams, family: ModelFamily) -> [f64; 3] {
+    let is_of_tensorflow = family == ModelFamily::Gptj && p.rotary_dim.is_some() && p.position_embedding_type.is_none();
     let value = check.either_spelling(
         "model.dropout_rate",
         p.dropout_rate,
         "model.residual_dropout_rate",
         p.residual_dropout_rate,
     );
-    let rate = check.probability("model.dropout_rate", value, 0.1);
+    let rate = check.probability("model.dropout_rate", value, if is_of_tensorflow { 0.0 } else { 0.1 });
     [
         rate,
         check.probability("model.embedding_dropout_rate", p.embedding_dropout_rate, rate),
@@ -261,7 +263,10 @@ pub(super) fn precision(check: &mut ResolveContext<'_>, p: &ModelParams) -> Prec
         return Precision::F32;
     }
     if !by_name.or(p.use_bfloat16).unwrap_or(false) {
-        check.note("fp16 is replaced by bf16, which needs no loss scaling");
+        check.note(match &p.fp16_type {
+            Some(name) => format!("model.fp16_type {name} is replaced by bf16, which needs no loss scaling"),
+            None => "mixed precision uses bf16 instead of fp16: it needs no loss scaling".to_owned(),
+        });
     }
     Precision::Bf16
 }

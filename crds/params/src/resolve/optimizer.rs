@@ -103,18 +103,18 @@ fn max_gradient_norm(check: &mut ResolveContext<'_>, p: &OptimizerParams) -> Opt
 
 fn note_loss_scale(check: &mut ResolveContext<'_>, p: &OptimizerParams) {
     let keys: Vec<&str> = [
-        ("loss_scaling_factor", p.loss_scaling_factor.is_some()),
-        ("initial_loss_scale", p.initial_loss_scale.is_some()),
-        ("steps_per_increase", p.steps_per_increase.is_some()),
-        ("min_loss_scale", p.min_loss_scale.is_some()),
-        ("max_loss_scale", p.max_loss_scale.is_some()),
+        ("optimizer.loss_scaling_factor", p.loss_scaling_factor.is_some()),
+        ("optimizer.initial_loss_scale", p.initial_loss_scale.is_some()),
+        ("optimizer.steps_per_increase", p.steps_per_increase.is_some()),
+        ("optimizer.min_loss_scale", p.min_loss_scale.is_some()),
+        ("optimizer.max_loss_scale", p.max_loss_scale.is_some()),
     ]
     .into_iter()
     .filter_map(|(key, is_given)| is_given.then_some(key))
     .collect();
     if !keys.is_empty() {
         check.note(format!(
-            "the loss-scale keys of optimizer ({}) are not used: neither bf16 nor f32 needs a loss scale",
+            "these keys have no effect, because neither bf16 nor f32 needs a loss scale: {}",
             keys.join(", ")
         ));
     }

@@ -75,9 +75,7 @@ pub(super) fn resolve(check: &mut ResolveContext<'_>, run: Option<&RunParams>, o
         summary_steps: check.count("runconfig.save_summary_steps", p.save_summary_steps, log_steps as usize, usize::MAX)
             as u64,
         logging,
-        seed: check
-            .either_spelling("runconfig.seed", p.seed, "runconfig.tf_random_seed", p.tf_random_seed)
-            .unwrap_or(1),
+        seed: seed(check, p),
         check_loss_values: check_loss_values(check, p),
         loss_spike: loss_spike(check, p),
         num_csx: num_csx(check, p, overrides),
@@ -221,6 +219,12 @@ fn stop_early(check: &mut ResolveContext<'_>, p: &RunParams, overrides: &FlagOve
     (compile, validate)
 }
 
+fn seed(check: &mut ResolveContext<'_>, p: &RunParams) -> u64 {
+    let key = "runconfig.seed";
+    let value = check.either_spelling(key, p.seed, "runconfig.tf_random_seed", p.tf_random_seed);
+    check.either_spelling(key, value, "runconfig.random_seed", p.random_seed).unwrap_or(1)
+}
+
 fn load_states(check: &mut ResolveContext<'_>, p: &RunParams, overrides: &FlagOverrides) -> CheckpointStates {
     let (key, names) = flag_or_key(
         "--load_checkpoint_states",
@@ -228,7 +232,14 @@ fn load_states(check: &mut ResolveContext<'_>, p: &RunParams, overrides: &FlagOv
         "runconfig.load_checkpoint_states",
         &p.load_checkpoint_states,
     );
-    let Some(names) = names else { return CheckpointStates::ALL };
+    let Some(names) = names else {
+        let is_model_only = p.is_pretrained_checkpoint.unwrap_or(false);
+        return if is_model_only {
+            CheckpointStates { model: true, ..CheckpointStates::NONE }
+        } else {
+            CheckpointStates::ALL
+        };
+    };
     let mut states = CheckpointStates::NONE;
     for word in names.split(',').map(str::trim) {
         match word {

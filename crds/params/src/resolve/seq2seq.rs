@@ -2,6 +2,7 @@
 //! public model zoo.
 
 use super::check::ResolveContext;
+use super::decoder;
 use super::model::{self, MAX_LAYERS, MAX_POSITIONS, MAX_VOCABULARY, MAX_WIDTH};
 use super::mup::WidthRatios;
 use super::seq2seq_scales::{attention_scales, initializers, logits_scale, variance_scaling, width_ratios};
@@ -59,6 +60,7 @@ const SHARED_KEYS: &[&str] = &[
     "filter_size",
     "num_heads",
     "position_embedding_type",
+    "positional_embedding_type",
     "share_embedding_weights",
     "dropout_rate",
     "attention_dropout_rate",
@@ -321,7 +323,7 @@ fn positions(
     relative: Seq2SeqPositions,
 ) -> Seq2SeqPositions {
     let key = "model.position_embedding_type";
-    let value = p.position_embedding_type.as_deref();
+    let value = decoder::position_embedding_type(check, p);
     let default = if is_t5 { PositionKind::Relative } else { PositionKind::Fixed };
     if p.use_relative_attention_bias == Some(false) && value.is_none() {
         return Seq2SeqPositions::Absent;

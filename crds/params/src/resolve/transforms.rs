@@ -4,7 +4,7 @@ use super::check::ResolveContext;
 use super::image::pair;
 use super::input_section::InputSection;
 use crate::document::{ImageSize, ImageTransformParams};
-use crate::job::{ImageFormat, ImagePart, ImageShape, ImageSource, ImageTransform, ModelSpec};
+use crate::job::{ImageFormat, ImageNetwork, ImagePart, ImageShape, ImageSource, ImageTransform, ModelSpec};
 use crate::keywords::{INTERPOLATIONS, SPLIT_NAMES, SplitName, TRANSFORMS, TransformKind};
 use crate::yaml::ParamsSection;
 
@@ -42,7 +42,7 @@ pub(super) fn images(
     ImageSource { format, part: part(check, s, is_evaluation), shape, classes: model.vocab_size, transforms }
 }
 
-/// Checks that the sizes that newer files repeat beside the data are those of the model.
+/// Checks that the sizes that some files repeat beside the data are those of the model.
 fn check_same_sizes(check: &mut ResolveContext<'_>, s: &InputSection<'_>, model: &ModelSpec, shape: ImageShape) {
     if let Some(classes) = s.params.num_classes.filter(|classes| *classes != model.vocab_size as u64) {
         let message = format!("is {classes}, but model.num_classes is {}", model.vocab_size);
@@ -53,6 +53,18 @@ fn check_same_sizes(check: &mut ResolveContext<'_>, s: &InputSection<'_>, model:
     if size_of_input != size && !check.has_problem(&s.key("image_size")) {
         let message = format!("is {size_of_input:?}, but model.image_size is {size:?}");
         check.report_invalid(&s.key("image_size"), message, "leave it out");
+    }
+    if let Some(channels) = s.params.image_channels.filter(|channels| *channels != shape.channels as u64) {
+        let message = format!("is {channels}, but model.num_channels is {}", shape.channels);
+        check.report_invalid(&s.key("image_channels"), message, "leave it out");
+    }
+    let Some(ImageNetwork::Transformer { patch_size, .. }) = model.image.as_ref().map(|image| &image.network) else {
+        return;
+    };
+    let patch_of_input = pair(check, &s.key("patch_size"), s.params.patch_size.as_deref(), *patch_size);
+    if patch_of_input != *patch_size && !check.has_problem(&s.key("patch_size")) {
+        let message = format!("is {patch_of_input:?}, but model.patch_size is {patch_size:?}");
+        check.report_invalid(&s.key("patch_size"), message, "leave it out");
     }
 }
 

@@ -14,6 +14,11 @@ use crate::yaml::closest_match;
 pub(crate) struct LineNumbers(BTreeMap<String, usize>);
 
 impl LineNumbers {
+    /// Records the line of a key.
+    pub(crate) fn insert(&mut self, key: String, line: usize) {
+        self.0.insert(key, line);
+    }
+
     /// Returns the line of a key, or of the nearest section that contains it.
     pub(crate) fn of(&self, key: &str) -> Option<usize> {
         let mut key = key;
@@ -26,6 +31,9 @@ impl LineNumbers {
         }
     }
 }
+
+/// Maximum number of keys of a section that the hint of an unknown key lists.
+const MAX_LISTED_KEYS: usize = 20;
 
 /// How a kind of document spells its keys, and which sections have a misplaced key.
 #[derive(Clone, Copy)]
@@ -101,7 +109,7 @@ impl TreeReader {
     fn within(&mut self, key: &str, line: usize, read: impl FnOnce(&mut Self)) {
         self.path.push(key.to_owned());
         if line > 0 {
-            self.lines.0.insert(self.current_path(), line);
+            self.lines.insert(self.current_path(), line);
         }
         read(self);
         self.path.pop();
@@ -139,12 +147,12 @@ impl TreeReader {
         Some(unique)
     }
 
-    /// Records a key that the section does not have. Unsupported keys of the public model zoo are accepted with a null,
-    /// which requests nothing.
+    /// Records a key that the section does not have. Unsupported keys of the public model zoo are accepted with a value
+    /// that requests nothing: null, false, or an empty list or mapping.
     pub(crate) fn unknown(&mut self, entry: &MapEntry, section: &SectionReference) {
         let key = entry.key.as_str();
         if let Some((_, remedy)) = section.unsupported.iter().find(|(name, _)| *name == key) {
-            if !entry.value.is_null() {
+            if !entry.value.requests_nothing() {
                 let (message, hint) = ("is not supported yet".into(), Some((*remedy).to_owned()));
                 self.problem(ParamsProblemKind::NotSupported, entry.line, key, message, hint);
             }
@@ -155,6 +163,10 @@ impl TreeReader {
         let hint = match (closest_match(key, keys.iter().map(AsRef::as_ref)), sections_with_key.first()) {
             (_, Some(_)) => format!("it belongs in {}", sections_with_key.join(" or ")),
             (Some(near), None) => format!("did you mean {near}?"),
+            (None, None) if keys.len() > MAX_LISTED_KEYS => {
+                let path = self.current_path();
+                format!("remove it, or check its spelling: `millrace-agent explain {path}` lists the keys")
+            }
             (None, None) => format!("remove it; the valid keys are {}", keys.join(", ")),
         };
         let message = "is not a known key".into();
@@ -218,6 +230,15 @@ pub(crate) fn camel_case(key: &str) -> String {
 impl YamlNode {
     pub(crate) fn is_null(&self) -> bool {
         matches!(&self.value, YamlValue::Scalar { text, plain: true } if classify_scalar(text) == ScalarKind::Null)
+    }
+
+    /// Returns whether the value of an unsupported key is one that requests nothing.
+    fn requests_nothing(&self) -> bool {
+        match &self.value {
+            YamlValue::List(items) => items.is_empty(),
+            YamlValue::Map(entries) => entries.is_empty(),
+            YamlValue::Scalar { text, plain } => self.is_null() || (*plain && parse_yaml11_bool(text) == Some(false)),
+        }
     }
 
     /// Describes the value for a message.

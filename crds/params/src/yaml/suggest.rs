@@ -1,16 +1,21 @@
 //! "Did you mean": finds the known word nearest to a mistyped one.
 
 /// Returns the candidate with the fewest typing mistakes from `word`; `None` if that has more mistakes than a third of
-/// the word's characters, and more than one.
+/// the word's characters, and more than one. Characters of an end that both have in common do not count: words such as
+/// `data_files` and `data_processor` have many ends in common with others.
 pub(crate) fn closest_match<'a>(word: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     let word = word.to_lowercase();
-    let limit = (word.chars().count() / 3).max(1);
     candidates
         .into_iter()
-        .map(|c| (edit_distance(&word, &c.to_lowercase()), c))
-        .filter(|(d, _)| *d <= limit)
-        .min_by_key(|(d, _)| *d)
-        .map(|(_, c)| c)
+        .filter_map(|candidate| {
+            let lower = candidate.to_lowercase();
+            let common = word.chars().rev().zip(lower.chars().rev()).take_while(|(a, b)| a == b).count();
+            let limit = ((word.chars().count() - common) / 3).max(1);
+            let distance = edit_distance(&word, &lower);
+            (distance <= limit).then_some((distance, candidate))
+        })
+        .min_by_key(|(distance, _)| *distance)
+        .map(|(_, candidate)| candidate)
 }
 
 /// Computes the optimal string alignment: inserted, deleted and replaced characters and swapped neighbors cost one
@@ -47,6 +52,8 @@ mod tests {
             ("Hidden_Size", Some("hidden_size")),
             ("esp", Some("eps")),
             ("flash_attention", None),
+            ("nun_haeds", Some("num_heads")),
+            ("dim_heads", None),
             ("", None),
         ] {
             assert_eq!(closest_match(word, keys), expected, "{word}");

@@ -62,6 +62,9 @@ impl Document {
             }
             "model.dropout" | "model.activation_fn" => document.with_layers(),
             "model.image_size" | "model.num_channels" => document.with_layers(),
+            _ if path.ends_with("_input.patch_size") || path.ends_with("_input.image_channels") => {
+                document.with_patches()
+            }
             _ if path.ends_with("_input.image_size") || path.ends_with("_input.num_classes") => document.with_layers(),
             "train_input.transforms" | "eval_input.transforms" => document.with_layers(),
             "model.patch_size"

@@ -4,10 +4,15 @@
 pub fn sample(path: &str) -> &'static str {
     match path {
         "model.dropout_rate" => "0.25",
+        "model.scale_qk_dot_by_layer_idx" => "true",
+        "model.position_embedding_type" => "alibi",
+        "train_input.shuffle_seed" | "eval_input.shuffle_seed" => "9",
         "model.initializer" => "{name: normal, std: 0.25}",
         "model.max_position_embeddings" | "train_input.max_sequence_length" | "eval_input.max_sequence_length" => "128",
         "model.hidden_size" | "model.filter_size" => "32",
         "model.image_size" => "[20, 20]",
+        "model.patch_size" => "[8, 8]",
+        "model.num_channels" => "1",
         "model.num_classes" | "model.num_labels" => "5",
         "model.task_dropout" => "0.25",
         "train_input.data_files" | "eval_input.data_files" => "[c.txt]",
@@ -49,6 +54,9 @@ pub fn described(path: &str) -> Option<&'static str> {
     match path {
         "model.filter_size" => Some("256"),
         "model.attention_inner_dim" => Some("64"),
+        "model.dropout_rate" => Some("0.1"),
+        "model.use_rms_norm" | "model.use_biasless_norm" => Some("false"),
+        "runconfig.is_pretrained_checkpoint" => Some("false"),
         "model.name" => Some("gpt2"),
         "model.graph" => None,
         "eval_input.use_vsl" | "model.use_vsl" => Some("false"),
