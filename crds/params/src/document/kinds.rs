@@ -9,9 +9,20 @@ use crate::keywords::{ATTENTION_MODULES, FAMILIES, PROCESSORS, Processor};
 use crate::resolve::ResolveContext;
 use crate::yaml::{LineNumbers, YamlNode, YamlValue};
 
+/// Keys of `model` that show which family a model is of, and the families, none of which is supported.
+const FAMILY_KEYS: [(&str, &str); 4] = [
+    ("projected_dims", "linformer"),
+    ("encoder_filters", "unet"),
+    ("embedding_size", "layers_api_demo"),
+    ("use_dinov2_classifier", "dino"),
+];
+
 /// Returns the kinds in a document that are not supported, as problems; `None` if all are supported.
 pub(super) fn unsupported_kinds(root: &YamlNode) -> Option<ParamsError> {
     if let Some(problem) = other_document(root) {
+        return Some(problem.into());
+    }
+    if let Some(problem) = other_family(root) {
         return Some(problem.into());
     }
     let mut lines = LineNumbers::default();
@@ -46,6 +57,20 @@ fn other_document(root: &YamlNode) -> Option<ParamsProblem> {
     })
 }
 
+/// Returns the problem of a model whose keys are those of another family.
+fn other_family(root: &YamlNode) -> Option<ParamsProblem> {
+    let model = entry(root, "model")?;
+    let found = |(key, family): &(&str, &'static str)| Some((format!("model.{key}"), *family, entry(model, key)?.line));
+    let (key, family, line) = FAMILY_KEYS.iter().find_map(found)?;
+    Some(ParamsProblem {
+        kind: ParamsProblemKind::NotSupported,
+        line: (line > 0).then_some(line),
+        message: format!("{key} is a key of {family}, which is not supported yet"),
+        key,
+        hint: Some("use a model of another family".to_owned()),
+    })
+}
+
 /// Returns the value of a key of a mapping.
 fn entry<'a>(node: &'a YamlNode, key: &str) -> Option<&'a YamlNode> {
     let YamlValue::Map(entries) = &node.value else { return None };
@@ -70,6 +95,9 @@ mod tests {
         assert!(data.starts_with(expected) && !data.contains("n_gram"), "{data}");
         let phased = report("trainer: {init: {model: {name: dpo, beta: 1}}}");
         assert!(phased.starts_with("line 1: trainer.init.model.name dpo is not"), "{phased}");
+        let linear = report("model: {projected_dims: 256, attention_style: linformer-shared-kv}\n");
+        assert!(linear.starts_with("line 1: model.projected_dims is a key of linformer"), "{linear}");
+        assert!(!linear.contains("attention_style"), "{linear}");
         let other = report("width: 3\ndepth: 4\n");
         assert!(other.starts_with("line 1: this is not a params file") && !other.contains("depth"), "{other}");
         assert!(report("model: {name: gpt2, beta: 1}").contains("model.beta is not a known key"));
