@@ -31,6 +31,18 @@ def weighted(logits: Any, labels: Any) -> Any:
     return F.cross_entropy(logits.transpose(1, 2), labels, weights, reduction="none").mean()
 
 
+def weighted_and_smoothed(logits: Any, labels: Any) -> Any:
+    weights = torch.arange(1.0, CLASSES + 1, dtype=logits.dtype)
+    return F.cross_entropy(logits.transpose(1, 2), labels, weights, label_smoothing=0.1, ignore_index=2)
+
+
+def weighted_and_smoothed_of_each(logits: Any, labels: Any) -> Any:
+    weights = torch.arange(1.0, CLASSES + 1, dtype=logits.dtype)
+    losses = F.cross_entropy(logits.transpose(1, 2), labels, weights, reduction="none", label_smoothing=0.1)
+    total = F.cross_entropy(logits.transpose(1, 2), labels, weights, reduction="sum", label_smoothing=0.1)
+    return losses.square().mean() + total / (logits.shape[0] * ROWS)
+
+
 def likelihood(logits: Any, labels: Any) -> Any:
     return F.nll_loss(logits.log_softmax(-1).flatten(0, 1), labels.flatten(), ignore_index=2)
 
@@ -118,6 +130,8 @@ LOSSES = [
     of_many_tasks,
     smoothed,
     weighted,
+    weighted_and_smoothed,
+    weighted_and_smoothed_of_each,
     likelihood,
     focal,
     divergence,

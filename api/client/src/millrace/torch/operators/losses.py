@@ -8,7 +8,7 @@ from typing import Any
 
 from millrace.torch.document import Value
 from millrace.torch.layout import Layout
-from millrace.torch.operands import LabelLosses, Loss, Operand, Ratio, Term, Traced, UnsupportedModelError
+from millrace.torch.operands import LabelLosses, Loss, Operand, Ratio, Term, Traced
 from millrace.torch.operators.elementwise import binary, count_term, mean_loss, sum_term, unary
 from millrace.torch.operators.functions import compare, plus, select, times
 from millrace.torch.operators.reductions import reduce
@@ -100,7 +100,7 @@ def _log_probabilities(t: Translator, rows: Value) -> Value:
 
 
 def _even_entropy(t: Translator, log_probabilities: Value) -> Value:
-    """Add the cross-entropy of each row with even probabilities."""
+    """Add the cross-entropy of each row with even probabilities, whose logarithms may have weights."""
     axis = len(log_probabilities.shape) - 1
     return unary(t, "neg", reduce(t, log_probabilities, [axis], "mean", keep=False))
 
@@ -120,16 +120,15 @@ def _at_labels(t: Translator, rows: Value, labels: Value) -> Value:
 
 def _of_each_label(t: Translator, rows: Value, labels: Value, weight: Operand, smoothing: float) -> Value:
     """Add the cross-entropy of each label, 0 for one that does not count."""
-    if weight is not None and smoothing:
-        raise UnsupportedModelError("a cross-entropy with both weights of classes and label smoothing")
     log_probabilities = _log_probabilities(t, rows)
     losses = unary(t, "neg", _at_labels(t, log_probabilities, labels))
-    if smoothing:
-        even = times(t, _even_entropy(t, log_probabilities), smoothing)
-        losses = binary(t, "add", times(t, losses, 1.0 - smoothing), even)
     if weight is not None:
         weights = t.expand(t.traced(weight).value, rows.shape)
         losses = binary(t, "mul", losses, _at_labels(t, weights, labels))
+        log_probabilities = binary(t, "mul", log_probabilities, weights)
+    if smoothing:
+        even = times(t, _even_entropy(t, log_probabilities), smoothing)
+        losses = binary(t, "add", times(t, losses, 1.0 - smoothing), even)
     return select(t, _counts(t, labels), losses, t.number(0.0))
 
 
