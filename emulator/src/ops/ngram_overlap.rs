@@ -15,6 +15,9 @@ use serde::{Deserialize, Serialize};
 use super::{OpError, Operator, Signature};
 use crate::graph::{DType, Shape};
 
+/// Maximum number of words of a sequence: the time to compare sequences is proportional to it.
+const MAX_LENGTH: usize = 16;
+
 /// See the module documentation. There is no gradient.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
@@ -36,8 +39,8 @@ impl Operator for NgramOverlap {
                 return Err(OpError::input_shape(input, expected, selection));
             }
         }
-        if !(1..=count).contains(&self.length) {
-            let range = "at least 1 and at most the number of words";
+        if !(1..=count.min(MAX_LENGTH)).contains(&self.length) {
+            let range = "from 1 to 16, and not greater than the number of words";
             return Err(OpError::Attribute { name: "length", value: self.length as f32, range });
         }
         Ok(Some(Shape::integers(3).with_dtype(DType::F32)))
@@ -134,6 +137,7 @@ mod tests {
         fn shape_cases() -> Vec<ShapeCase> {
             let of = |length| NgramOverlap { length };
             let selection = TOKENS.with_dtype(DType::F32);
+            let (long, selected) = (Shape::integers(32), f32_shape(&[32]));
             vec![
                 accepts(of(2), &[TOKENS, selection, selection], &[], f32_shape(&[3])),
                 rejects(of(2), &[selection, selection, selection], &[], "type i32"),
@@ -142,6 +146,8 @@ mod tests {
                 rejects(of(1), &[TOKENS.one_integer_per_row(), selection, selection], &[], "one dimension"),
                 rejects(of(0), &[TOKENS, selection, selection], &[], "length is 0"),
                 rejects(of(9), &[TOKENS, selection, selection], &[], "length is 9"),
+                accepts(of(16), &[long, selected, selected], &[], f32_shape(&[3])),
+                rejects(of(17), &[long, selected, selected], &[], "length is 17"),
                 rejects(of(2), &[TOKENS, selection, selection], &[&[4]], "0 tensors"),
             ]
         }
