@@ -101,7 +101,7 @@ struct Encoder<'a> {
 }
 
 /// What a classifier reports in evaluations, beside what its loss counts.
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy)]
 enum ClassifierMetric {
     None,
     /// How often each class is predicted, correctly or not, and occurs.
@@ -291,14 +291,18 @@ impl Encoder<'_> {
         let labels = self.builder.shape(x).one_integer_per_row();
         let labels = self.builder.input(LABELS, labels);
         let params = self.output_tensors("classifier", classes);
-        if metric != ClassifierMetric::None {
-            let logits = self.builder.node(Linear, "head.logits", &[x], &params)?;
-            match metric {
-                ClassifierMetric::Summaries { sequence } => self.compare_summaries(logits, labels, sequence)?,
-                _ => {
-                    let counts = self.builder.node(ClassCounts, "head.counts", &[logits, labels], &[])?;
-                    self.builder.node(Metric, "class_counts", &[counts], &[])?;
-                }
+        // The loss computes the logits itself, and does not return them.
+        let mut logits = || self.builder.node(Linear, "head.logits", &[x], &params);
+        match metric {
+            ClassifierMetric::None => {}
+            ClassifierMetric::ClassCounts => {
+                let logits = logits()?;
+                let counts = self.builder.node(ClassCounts, "head.counts", &[logits, labels], &[])?;
+                self.builder.node(Metric, "class_counts", &[counts], &[])?;
+            }
+            ClassifierMetric::Summaries { sequence } => {
+                let logits = logits()?;
+                self.compare_summaries(logits, labels, sequence)?;
             }
         }
         self.builder.loss(CrossEntropy::with_factor(1.0), &[x, labels], &params)?;
