@@ -7,6 +7,7 @@ use crate::error::{ParamsError, ParamsProblem, ParamsProblemKind};
 use crate::job::ModelFamily;
 use crate::keywords::{ATTENTION_MODULES, FAMILIES, PROCESSORS, Processor};
 use crate::resolve::ResolveContext;
+use crate::trainer;
 use crate::yaml::{LineNumbers, YamlNode, YamlValue};
 
 /// Keys of `model` that show which family a model is of, and the families, none of which is supported.
@@ -48,13 +49,9 @@ fn other_document(root: &YamlNode) -> Option<ParamsProblem> {
         return None;
     }
     let sections: Vec<&str> = super::sections().map(|(name, _)| name).collect();
-    Some(ParamsProblem {
-        kind: ParamsProblemKind::UnknownKey,
-        line: (first.line > 0).then_some(first.line),
-        key: first.key.clone(),
-        message: "this is not a params file: it has none of their sections".to_owned(),
-        hint: Some(format!("the sections are {}; newer files have all of them below trainer", sections.join(", "))),
-    })
+    let message = "this is not a params file: it has none of their sections".to_owned();
+    let hint = format!("the sections are {}; newer files have all of them below trainer", sections.join(", "));
+    Some(trainer::problem(ParamsProblemKind::UnknownKey, first.line, &first.key, message, &hint))
 }
 
 /// Returns the problem of a model whose keys are those of another family.
@@ -62,13 +59,8 @@ fn other_family(root: &YamlNode) -> Option<ParamsProblem> {
     let model = entry(root, "model")?;
     let found = |(key, family): &(&str, &'static str)| Some((format!("model.{key}"), *family, entry(model, key)?.line));
     let (key, family, line) = FAMILY_KEYS.iter().find_map(found)?;
-    Some(ParamsProblem {
-        kind: ParamsProblemKind::NotSupported,
-        line: (line > 0).then_some(line),
-        message: format!("{key} is a key of {family}, which is not supported yet"),
-        key,
-        hint: Some("use a model of another family".to_owned()),
-    })
+    let message = format!("{key} is a key of {family}, which is not supported yet");
+    Some(trainer::problem(ParamsProblemKind::NotSupported, line, &key, message, "use a model of another family"))
 }
 
 /// Returns the value of a key of a mapping.

@@ -22,9 +22,8 @@ pub(super) fn family(
     flag: Option<&str>,
     encoder: Option<ModelFamily>,
 ) -> ModelFamily {
-    let has_gptj_keys = p.residual_dropout_rate.is_some()
-        || p.use_untied_layer_norm.is_some()
-        || (p.rotary_dim.is_some() && p.position_embedding_type.is_none());
+    let has_gptj_keys =
+        p.residual_dropout_rate.is_some() || p.use_untied_layer_norm.is_some() || is_gptj_of_tensorflow(p);
     let default = match (has_gptj_keys, is_multiquery(check, p)) {
         (false, _) if image::has_mlp_keys(p) => ModelFamily::FcMnist,
         (false, _) if image::has_transformer_keys(p) => ModelFamily::VisionTransformer,
@@ -50,6 +49,12 @@ pub(super) fn family(
             check.keyword("model.name", value, default, &FAMILIES)
         }
     }
+}
+
+/// Returns whether the keys are those of the zoo's TensorFlow files of GPT-J, which give the number of rotated elements
+/// without the kind of positions.
+pub(super) fn is_gptj_of_tensorflow(p: &ModelParams) -> bool {
+    p.rotary_dim.is_some() && p.position_embedding_type.is_none()
 }
 
 pub(super) fn resolve(

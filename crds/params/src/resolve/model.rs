@@ -177,9 +177,9 @@ fn vocabulary(check: &mut ResolveContext<'_>, value: Option<u64>) -> usize {
 }
 
 /// Returns the dropout rates of the residual branches, of the embedding and of the attention weights. Their default is
-/// 0 in the zoo's TensorFlow program for GPT-J, whose files do not give the kind of positions.
+/// 0 in the zoo's TensorFlow program for GPT-J.
 fn dropout(check: &mut ResolveContext<'_>, p: &ModelParams, family: ModelFamily) -> [f64; 3] {
-    let is_of_tensorflow = family == ModelFamily::Gptj && p.rotary_dim.is_some() && p.position_embedding_type.is_none();
+    let is_of_tensorflow = family == ModelFamily::Gptj && decoder::is_gptj_of_tensorflow(p);
     let value = check.either_spelling(
         "model.dropout_rate",
         p.dropout_rate,

@@ -48,23 +48,29 @@ fn check_same_sizes(check: &mut ResolveContext<'_>, s: &InputSection<'_>, model:
         let message = format!("is {classes}, but model.num_classes is {}", model.vocab_size);
         check.report_invalid(&s.key("num_classes"), message, "leave it out");
     }
-    let size = [shape.height, shape.width];
-    let size_of_input = pair(check, &s.key("image_size"), s.params.image_size.as_deref(), size);
-    if size_of_input != size && !check.has_problem(&s.key("image_size")) {
-        let message = format!("is {size_of_input:?}, but model.image_size is {size:?}");
-        check.report_invalid(&s.key("image_size"), message, "leave it out");
-    }
+    check_same_pair(check, s, "image_size", s.params.image_size.as_deref(), [shape.height, shape.width]);
     if let Some(channels) = s.params.image_channels.filter(|channels| *channels != shape.channels as u64) {
         let message = format!("is {channels}, but model.num_channels is {}", shape.channels);
         check.report_invalid(&s.key("image_channels"), message, "leave it out");
     }
-    let Some(ImageNetwork::Transformer { patch_size, .. }) = model.image.as_ref().map(|image| &image.network) else {
-        return;
-    };
-    let patch_of_input = pair(check, &s.key("patch_size"), s.params.patch_size.as_deref(), *patch_size);
-    if patch_of_input != *patch_size && !check.has_problem(&s.key("patch_size")) {
-        let message = format!("is {patch_of_input:?}, but model.patch_size is {patch_size:?}");
-        check.report_invalid(&s.key("patch_size"), message, "leave it out");
+    if let Some(ImageNetwork::Transformer { patch_size, .. }) = model.image.as_ref().map(|image| &image.network) {
+        check_same_pair(check, s, "patch_size", s.params.patch_size.as_deref(), *patch_size);
+    }
+}
+
+/// Checks that rows and columns, if they are given beside the data, are those of the model.
+fn check_same_pair(
+    check: &mut ResolveContext<'_>,
+    s: &InputSection<'_>,
+    name: &str,
+    value: Option<&[u64]>,
+    of_model: [usize; 2],
+) {
+    let key = s.key(name);
+    let of_input = pair(check, &key, value, of_model);
+    if of_input != of_model && !check.has_problem(&key) {
+        let message = format!("is {of_input:?}, but model.{name} is {of_model:?}");
+        check.report_invalid(&key, message, "leave it out");
     }
 }
 

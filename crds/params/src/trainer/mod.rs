@@ -101,6 +101,7 @@ fn phases(trainer: &MapEntry) -> Result<Vec<(String, &YamlNode)>, ParamsProblem>
     Ok(phases.iter().enumerate().map(phase).collect())
 }
 
-fn problem(kind: ParamsProblemKind, line: usize, key: &str, message: String, hint: &str) -> ParamsProblem {
+/// Returns a problem on `line`, which is 0 in a document that has no lines.
+pub(crate) fn problem(kind: ParamsProblemKind, line: usize, key: &str, message: String, hint: &str) -> ParamsProblem {
     ParamsProblem { kind, line: (line > 0).then_some(line), key: key.to_owned(), message, hint: Some(hint.to_owned()) }
 }
