@@ -122,11 +122,12 @@ def _of_each_label(t: Translator, rows: Value, labels: Value, weight: Operand, s
     """Add the cross-entropy of each label, 0 for one that does not count."""
     log_probabilities = _log_probabilities(t, rows)
     losses = unary(t, "neg", _at_labels(t, log_probabilities, labels))
-    if weight is not None:
-        weights = t.expand(t.traced(weight).value, rows.shape)
+    weights = None if weight is None else t.expand(t.traced(weight).value, rows.shape)
+    if weights is not None:
         losses = binary(t, "mul", losses, _at_labels(t, weights, labels))
-        log_probabilities = binary(t, "mul", log_probabilities, weights)
     if smoothing:
+        if weights is not None:
+            log_probabilities = binary(t, "mul", log_probabilities, weights)
         even = times(t, _even_entropy(t, log_probabilities), smoothing)
         losses = binary(t, "add", times(t, losses, 1.0 - smoothing), even)
     return select(t, _counts(t, labels), losses, t.number(0.0))
