@@ -66,7 +66,7 @@ PATH_FIELDS = {
 """Fields with a path that a job reads or writes."""
 
 OTHER_FIELDS = {
-    *("spec.params.csconfig", "spec.params.description"),
+    *("spec.params.csconfig", "spec.params.description", "spec.params.model.bits_per_x_dataset"),
     *("spec.params.model.activation_fn", "spec.params.model.pooler_nonlinearity"),
     *("apiVersion", "kind", "metadata.annotations.*", "metadata.labels.*", "spec.labels.*"),
     # The server sets these itself.
@@ -98,7 +98,10 @@ OTHER_FIELDS = {
         f"spec.params.model.{key}"
         for key in ("ffn_output_layer_initializer", "nonlinearity", "norm_type", "output_layer_initializer")
     ),
-    *(f"spec.params.model.{key}" for key in ("pos_scaling_type", "position_embedding_type")),
+    *(
+        f"spec.params.model.{key}"
+        for key in ("pos_scaling_type", "position_embedding_type", "positional_embedding_type")
+    ),
     *(
         f"spec.params.model.{key}"
         for key in ("encoder_nonlinearity", "mlm_nonlinearity", "pooler_nonlinearity", "problem_type")
