@@ -7,7 +7,7 @@ use std::hint::black_box;
 use std::time::Instant;
 
 use millrace_emulator::kernels::attention::{self, AttentionParams, AttentionWorkspace, Qkv, QkvGradient};
-use millrace_emulator::kernels::loss::{self, Classifier, ClassifierInput, LossGradients, LossWorkspace};
+use millrace_emulator::kernels::loss::{self, Classifier, ClassifierInput, LossGradients, LossSums, LossWorkspace};
 use millrace_emulator::kernels::{Accumulate, ComputeThreads, Context, Simd, activation, dropout, norm, peak};
 use millrace_emulator::numerics::Precision;
 use millrace_emulator::numerics::random::DropoutMask;
@@ -88,9 +88,11 @@ fn loss_rate(cx: Context<'_>, tokens: usize, hidden: usize, vocabulary: usize) -
     let mut ws = LossWorkspace::new();
     let seconds = time(|| {
         let accumulate = Accumulate::Add;
-        let gradients =
-            LossGradients { dx: Some(&mut dx), dweights: Some(&mut dw), dbias: None, accumulate, factor: 1.0 };
-        black_box(loss::forward(cx, &classifier, tokens_in, &mut lse, &mut logits, &mut ws));
+        let (dx, dweights) = (Some(&mut dx[..]), Some(&mut dw[..]));
+        let gradients = LossGradients { dx, dweights, dbias: None, leaves: 1, accumulate, factor: 1.0 };
+        let mut sums = [LossSums::default()];
+        loss::forward(cx, &classifier, tokens_in, &mut lse, &mut logits, &mut sums, &mut ws);
+        black_box(sums);
         let saved = loss::SavedLosses { lse: &lse, logits: None };
         loss::backward(cx, &classifier, tokens_in, saved, gradients, &mut logits, &mut ws);
     });

@@ -10,6 +10,9 @@ use std::ops::{Range, RangeInclusive};
 
 use serde::{Deserialize, Serialize};
 
+/// Maximum leaves that a device computes together, see [`crate::schedule`].
+pub const MAX_BLOCK_LEAVES: usize = 64;
+
 /// A node of the leaf tree: the half-open range `[start, end)` of leaf indices below it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Node {
@@ -37,6 +40,17 @@ impl Node {
         }
         let middle = self.start + (self.end - self.start) / 2;
         Some((Node::new(self.start, middle), Node::new(middle, self.end)))
+    }
+
+    /// Returns the number of nodes below this one, itself included, that have several leaves and end with `leaf`: the
+    /// joins that follow when the leaves are summed from left to right.
+    pub const fn joins_after(self, leaf: u32) -> u32 {
+        let (mut node, mut joins) = (self, 0);
+        while let Some((left, right)) = node.children() {
+            joins += (leaf + 1 == node.end) as u32;
+            node = if leaf < left.end { left } else { right };
+        }
+        joins
     }
 
     /// Returns the leaf indices below the node.
@@ -123,6 +137,22 @@ impl LeafTree {
             cover_into(self.root(), &range, &mut nodes);
         }
         nodes
+    }
+
+    /// Returns nodes of at most `leaves` leaves that together have the leaves `range`, left to right, each as large as
+    /// possible.
+    pub fn blocks(self, range: Range<u32>, leaves: u32) -> impl Iterator<Item = Node> {
+        let mut next = range.start;
+        std::iter::from_fn(move || {
+            let mut node = (next < range.end && range.end <= self.leaves).then(|| self.root())?;
+            while let Some((left, right)) = node.children()
+                && (node.start < next || node.end > range.end || node.leaves() > leaves)
+            {
+                node = if next < left.end { left } else { right };
+            }
+            next = node.end;
+            Some(node)
+        })
     }
 }
 
@@ -230,6 +260,39 @@ mod tests {
                 }
                 assert_eq!(partials.take(), vec![(tree.root(), direct.clone())], "K={leaves} cut={split}");
             }
+        }
+    }
+
+    #[test]
+    fn blocks_are_the_largest_nodes_within_the_bound() {
+        let blocks = |leaves, range, bound| {
+            LeafTree::new(leaves).blocks(range, bound).map(|node| (node.start, node.end)).collect::<Vec<_>>()
+        };
+        assert_eq!(blocks(8, 0..8, 4), [(0, 4), (4, 8)]);
+        assert_eq!(blocks(8, 1..8, 3), [(1, 2), (2, 4), (4, 6), (6, 8)]);
+        assert_eq!(blocks(6, 0..6, 64), [(0, 6)]);
+        assert_eq!(blocks(6, 0..6, 1).len(), 6);
+        assert!(blocks(6, 3..3, 4).is_empty());
+        for (start, end) in (0..=13).flat_map(|start| (start..=13).map(move |end| (start, end))) {
+            let tree = LeafTree::new(13);
+            assert_eq!(tree.blocks(start..end, 13).collect::<Vec<_>>(), tree.cover(start..end));
+        }
+    }
+
+    #[test]
+    fn joins_follow_the_last_leaf_of_a_node() {
+        for leaves in 1..=MAX_BLOCK_LEAVES as u32 {
+            let root = Node::new(3, 3 + leaves);
+            let mut open: Vec<String> = Vec::new();
+            for leaf in root.range() {
+                open.push(leaf.to_string());
+                for _ in 0..root.joins_after(leaf) {
+                    let (right, left) = (open.pop().unwrap(), open.pop().unwrap());
+                    open.push(format!("({left}+{right})"));
+                }
+                assert!(open.len() <= MAX_BLOCK_LEAVES.ilog2() as usize + 1);
+            }
+            assert_eq!(open, [bracket(root)]);
         }
     }
 

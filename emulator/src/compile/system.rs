@@ -8,6 +8,7 @@ use super::{WeightBytes, WeightElements, job, window_elements};
 use crate::graph::OpNode;
 use crate::ops::Signature;
 use crate::plan::StreamPlan;
+use crate::schedule::leaves_per_block;
 
 /// Peak memory of a system on one machine, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -16,7 +17,8 @@ pub struct SystemBytes {
     pub weights: WeightBytes,
     /// Copies of the current layer's weights in the layout that matrix products read; in the process only.
     pub packed: u64,
-    /// Activations of all leaves held at once, and the working memory of one leaf.
+    /// Activations of all leaves held at once, and the working memory of one leaf; in the process, of one block of
+    /// leaves.
     pub activations: u64,
 }
 
@@ -70,19 +72,25 @@ impl<'a> PlanMemory<'a> {
         if !training {
             (wafer.gradients, host.gradients) = (0, 0);
         }
-        let samples = u64::from(if training { plan.leaves.samples } else { plan.eval_leaves.samples });
-        let peak = |layer: &LayerMemory| {
-            let (retained, working) =
-                if training { (layer.retained, layer.working()) } else { (layer.retained_eval, layer.working_eval) };
-            (retained * u64::from(leaves) + working) * samples
+        let samples = if training { plan.leaves.samples } else { plan.eval_leaves.samples };
+        let activations = |layers: &[LayerMemory], block: u32| {
+            let peak = |layer: &LayerMemory| {
+                let (retained, working) = if training {
+                    (layer.retained, layer.working())
+                } else {
+                    (layer.retained_eval, layer.working_eval)
+                };
+                (retained * u64::from(leaves) + working * u64::from(block)) * u64::from(samples)
+            };
+            layers.iter().map(peak).max().unwrap_or(0)
         };
-        let activations = |layers: &[LayerMemory]| layers.iter().map(peak).max().unwrap_or(0);
+        let block = leaves_per_block(&plan.graph, samples).min(leaves);
         SystemMemory {
-            wafer: SystemBytes { weights: wafer, packed: 0, activations: activations(&self.wafer) },
+            wafer: SystemBytes { weights: wafer, packed: 0, activations: activations(&self.wafer, 1) },
             host: SystemBytes {
                 weights: host,
                 packed: packed_bytes(plan, training),
-                activations: activations(&self.host),
+                activations: activations(&self.host, block),
             },
         }
     }

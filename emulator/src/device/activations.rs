@@ -1,10 +1,13 @@
 //! Activations of a round in one arena, laid out by the schedule.
 
+use std::ops::Range;
+
 use super::samples::RoundSamples;
-use crate::graph::LayerId;
+use crate::graph::{Graph, LayerId};
 use crate::kernels::Buffer;
 use crate::plan::{LeafLayout, Pass};
-use crate::schedule::{ArenaLayout, Extent, PassSchedule, Step};
+use crate::schedule::{ArenaLayout, Extent, PassSchedule, Step, leaves_per_block};
+use crate::tree::Node;
 
 /// Steps and memory of training rounds or of evaluation rounds.
 #[derive(Debug)]
@@ -12,19 +15,37 @@ pub(super) struct RoundKind {
     pub schedule: PassSchedule,
     /// How the plan cuts the batch of this kind.
     pub leaves: LeafLayout,
+    /// Maximum leaves of a block.
+    block_leaves: u32,
     layout: Option<ArenaLayout>,
 }
 
+/// Leaves of a round that are computed together.
+#[derive(Clone, Debug)]
+pub(super) struct LeafBlock {
+    /// The node of the leaf tree that has these leaves.
+    pub node: Node,
+    /// Their positions in the round.
+    pub leaves: Range<usize>,
+}
+
 impl RoundKind {
-    pub const fn new(schedule: PassSchedule, leaves: LeafLayout) -> Self {
-        Self { schedule, leaves, layout: None }
+    pub fn new(schedule: PassSchedule, graph: &Graph, leaves: LeafLayout) -> Self {
+        Self { schedule, leaves, block_leaves: leaves_per_block(graph, leaves.samples), layout: None }
+    }
+
+    /// Divides the leaves `leaves`, all of a round, into blocks. If `single`, each block has one leaf.
+    pub fn blocks(&self, leaves: Range<u32>, single: bool) -> impl Iterator<Item = LeafBlock> + use<> {
+        let first = leaves.start;
+        let nodes = self.leaves.tree().blocks(leaves, if single { 1 } else { self.block_leaves });
+        nodes.map(move |node| LeafBlock { node, leaves: (node.start - first) as usize..(node.end - first) as usize })
     }
 
     /// The layout for rounds of up to `leaves` leaves, computed at the first such round.
     fn layout(&mut self, leaves: usize) -> &ArenaLayout {
-        let samples = self.leaves.samples as usize;
+        let (samples, block) = (self.leaves.samples as usize, self.block_leaves as usize);
         let schedule = &self.schedule;
-        self.layout.get_or_insert_with(|| ArenaLayout::new(schedule, samples, leaves))
+        self.layout.get_or_insert_with(|| ArenaLayout::new(schedule, samples, leaves, block))
     }
 
     pub fn steps(&self, pass: Pass, layer: LayerId) -> &[Step] {

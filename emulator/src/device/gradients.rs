@@ -1,7 +1,8 @@
-//! Partial sums of gradients, joined along the leaf tree as leaves are computed, left to right.
+//! Partial sums of gradients, joined along the leaf tree as blocks of leaves are computed, left to right.
 //!
-//! If a leaf is the right half of its node, its gradient is accumulated directly into the gradient of the left half,
-//! provided that this has the same bits as a separate addition. Otherwise it is computed separately and added.
+//! If a block is the right half of its node, its gradient is accumulated directly into the gradient of the left half.
+//! An operator that computes one leaf after the other, or whose accumulation has not the bits of a separate addition,
+//! writes the gradients of its tensors for each leaf to memory of their own, from which the sum of the block is made.
 
 use std::ops::Range;
 
@@ -19,9 +20,9 @@ const GRAIN: usize = 1 << 14;
 #[derive(Debug)]
 pub(super) struct LayerGradients {
     groups: Vec<GroupId>,
-    /// Whether a right half may be accumulated directly: every tensor is used once, by an operator whose accumulation
-    /// is exact.
-    direct: bool,
+    /// Whether no two operators of the layer use the same tensor. Otherwise the gradient of each leaf is a sum of its
+    /// own, so that a block has one leaf and is not accumulated directly.
+    has_one_use_per_tensor: bool,
     /// Destinations of the gradients, for each node of the layer and each of its tensors.
     tensors: Vec<[Option<TensorDestination>; MAX_PARAMS]>,
 }
@@ -56,17 +57,18 @@ impl LayerGradients {
                 })
             })
         };
-        let exact = |node: usize| {
-            let node = &plan.graph.nodes[node];
-            node.op.executor().is_accumulation_exact() || node.params.is_empty()
-        };
         let is_used_once = |tensor: TensorId| uses(tensor).count() == 1;
-        let direct = nodes.clone().all(exact) && plan.graph.layer_tensors(layer).into_iter().all(is_used_once);
+        let has_one_use_per_tensor = plan.graph.layer_tensors(layer).into_iter().all(is_used_once);
         let tensors = nodes.clone().map(|node| {
             let params = &plan.graph.nodes[node].params;
             std::array::from_fn(|index| params.get(index).and_then(|&tensor| slot(node, tensor)))
         });
-        Self { direct, tensors: tensors.collect(), groups }
+        Self { has_one_use_per_tensor, tensors: tensors.collect(), groups }
+    }
+
+    /// Returns whether no two operators of the layer use the same tensor.
+    pub const fn has_one_use_per_tensor(&self) -> bool {
+        self.has_one_use_per_tensor
     }
 }
 
@@ -81,7 +83,7 @@ struct PartialSum {
 #[derive(Debug, Default)]
 struct OpenSums {
     sums: Vec<PartialSum>,
-    /// The current leaf: destination of its gradient, and whether the gradient is accumulated there.
+    /// The current block: destination of its gradient, and whether the gradient is accumulated there.
     current: Option<(usize, Accumulate)>,
 }
 
@@ -92,6 +94,9 @@ pub(super) struct PartialGradients {
     layer: Option<LayerId>,
     /// For each group of the layer.
     open: Vec<OpenSums>,
+    /// Sums over leaves of the current block, of the operator that computes them one after the other: the memory of each
+    /// of its tensors.
+    leaf_sums: Vec<[Option<usize>; MAX_PARAMS]>,
     memory: Vec<Buffer>,
     /// Which buffers are in use.
     used: Vec<bool>,
@@ -102,13 +107,15 @@ impl PartialGradients {
         let maximum = plan.layers.iter().map(|layer| layer.groups.len()).max().unwrap_or(0);
         let mut open = Vec::with_capacity(maximum);
         open.resize_with(maximum, OpenSums::default);
-        Self { tree: plan.leaves.tree(), layer: None, open, memory: Vec::new(), used: Vec::new() }
+        let (leaf_sums, memory, used) = (Vec::new(), Vec::new(), Vec::new());
+        Self { tree: plan.leaves.tree(), layer: None, open, leaf_sums, memory, used }
     }
 
     /// Discards all sums and keeps their memory for reuse.
     pub fn clear(&mut self) {
         self.layer = None;
         self.used.fill(false);
+        self.leaf_sums.clear();
         for open in &mut self.open {
             open.sums.clear();
             open.current = None;
@@ -121,12 +128,12 @@ impl PartialGradients {
         self.layer = Some(layer);
     }
 
-    /// Allocates memory for the gradients of a leaf.
-    pub fn begin_leaf(&mut self, plan: &StreamPlan, layer: &LayerGradients, leaf: u32) {
-        let node = Node::new(leaf, leaf + 1);
-        let sibling = self.tree.join_of(node).map(|join| join.sibling).filter(|sibling| sibling.start < leaf);
+    /// Allocates memory for the gradients of a block, the leaves below `node`.
+    pub fn begin_block(&mut self, plan: &StreamPlan, layer: &LayerGradients, node: Node) {
+        let sibling = self.tree.join_of(node).map(|join| join.sibling).filter(|sibling| sibling.start < node.start);
         for (index, &group) in layer.groups.iter().enumerate() {
-            let sibling = sibling.filter(|_| layer.direct).and_then(|sibling| self.find(index, sibling));
+            let sibling = sibling.filter(|_| layer.has_one_use_per_tensor);
+            let sibling = sibling.and_then(|sibling| self.find(index, sibling));
             let current = match sibling {
                 Some(sum) => (self.open[index].sums[sum].memory, Accumulate::Add),
                 None => (self.take(plan.groups[group].elements), Accumulate::Store),
@@ -135,16 +142,30 @@ impl PartialGradients {
         }
     }
 
-    /// Returns the memory for the gradients of one operator's tensors; `node` counts from the first node of the layer.
+    /// Returns memory, range and mode of the current block's gradient of an operator's tensor; `node` counts from the
+    /// first node of the layer.
+    fn destination(
+        &self,
+        layer: &LayerGradients,
+        node: usize,
+        param: usize,
+    ) -> Option<(usize, Range<usize>, Accumulate)> {
+        let slot = layer.tensors[node][param].as_ref()?;
+        let (memory, accumulate) = self.open[slot.group].current?;
+        let accumulate = if slot.is_accumulated { Accumulate::Add } else { accumulate };
+        Some((memory, slot.range.clone(), accumulate))
+    }
+
+    /// Returns whether the current block's gradients of an operator's tensors are added to the sum of another block.
+    pub fn extends_sums(&self, layer: &LayerGradients, node: usize) -> bool {
+        let mut slots = layer.tensors[node].iter().flatten();
+        slots.any(|slot| matches!(self.open[slot.group].current, Some((_, Accumulate::Add))))
+    }
+
+    /// Returns the memory for the current block's gradients of an operator's tensors.
     #[allow(clippy::expect_used, reason = "the plan's own ranges")]
     pub fn tensors(&mut self, layer: &LayerGradients, node: usize) -> [Option<TensorGradient<'_>>; MAX_PARAMS] {
-        let slot = |param: usize| {
-            let slot = layer.tensors[node][param].as_ref()?;
-            let (memory, accumulate) = self.open[slot.group].current?;
-            let accumulate = if slot.is_accumulated { Accumulate::Add } else { accumulate };
-            Some((memory, slot.range.clone(), accumulate))
-        };
-        match (slot(0), slot(1)) {
+        match (self.destination(layer, node, 0), self.destination(layer, node, 1)) {
             (None, _) => [None, None],
             (Some((memory, range, accumulate)), None) => {
                 let data = &mut self.memory[memory].as_mut_slice()[range];
@@ -174,11 +195,53 @@ impl PartialGradients {
         }
     }
 
-    /// Joins the finished gradients of a leaf with the sums before it.
-    pub fn end_leaf(&mut self, cx: Context<'_>, groups: usize, leaf: u32) {
+    /// Allocates memory for one leaf's gradients of an operator's tensors.
+    pub fn begin_leaf(&mut self, layer: &LayerGradients, node: usize) {
+        let elements = |param: usize| Some(layer.tensors[node][param].as_ref()?.range.len());
+        let memory = [elements(0), elements(1)].map(|elements| Some(self.take(elements?)));
+        self.leaf_sums.push(memory);
+    }
+
+    /// Returns the memory for the current leaf's gradients of an operator's tensors.
+    pub fn leaf_tensors(&mut self) -> [Option<TensorGradient<'_>>; MAX_PARAMS] {
+        fn stored(memory: &mut Buffer) -> TensorGradient<'_> {
+            TensorGradient { data: memory.as_mut_slice(), accumulate: Accumulate::Store }
+        }
+        match self.leaf_sums.last() {
+            Some([Some(one), Some(other)]) => match self.memory.get_disjoint_mut([*one, *other]) {
+                Ok(both) => both.map(|memory| Some(stored(memory))),
+                Err(_) => [None, None],
+            },
+            Some([Some(one), None]) => [Some(stored(&mut self.memory[*one])), None],
+            _ => [None, None],
+        }
+    }
+
+    /// Joins the finished gradients of a leaf with those of the leaves before it, and after the last leaf of a block
+    /// writes their sum to its destination.
+    pub fn end_leaf(&mut self, cx: Context<'_>, layer: &LayerGradients, node: usize, block: Node, leaf: u32) {
+        for _ in 0..block.joins_after(leaf) {
+            let (Some(right), Some(left)) = (self.leaf_sums.pop(), self.leaf_sums.last().copied()) else { return };
+            for (left, right) in left.into_iter().zip(right).filter_map(|(left, right)| left.zip(right)) {
+                self.join(cx, (left, 0), right, Accumulate::Add);
+            }
+        }
+        if leaf + 1 == block.end
+            && let Some(sums) = self.leaf_sums.pop()
+        {
+            for (param, sum) in sums.into_iter().enumerate() {
+                let Some((sum, destination)) = sum.zip(self.destination(layer, node, param)) else { continue };
+                let (memory, range, accumulate) = destination;
+                self.join(cx, (memory, range.start), sum, accumulate);
+            }
+        }
+    }
+
+    /// Joins the finished gradients of a block with the sums before it.
+    pub fn end_block(&mut self, cx: Context<'_>, groups: usize, node: Node) {
         for index in 0..groups {
             let Some((memory, accumulate)) = self.open[index].current.take() else { continue };
-            let mut sum = PartialSum { node: Node::new(leaf, leaf + 1), memory };
+            let mut sum = PartialSum { node, memory };
             if accumulate == Accumulate::Add {
                 let left = self.open[index].sums.iter().position(|sum| sum.memory == memory);
                 let join = self.tree.join_of(sum.node);
@@ -190,8 +253,7 @@ impl PartialGradients {
             while let Some(join) = self.tree.join_of(sum.node) {
                 let Some(left) = self.find(index, join.sibling) else { break };
                 let left = self.open[index].sums.swap_remove(left);
-                self.add(cx, left.memory, sum.memory);
-                self.used[sum.memory] = false;
+                self.join(cx, (left.memory, 0), sum.memory, Accumulate::Add);
                 sum = PartialSum { node: join.parent, memory: left.memory };
             }
             self.open[index].sums.push(sum);
@@ -231,12 +293,17 @@ impl PartialGradients {
         index
     }
 
-    fn add(&mut self, cx: Context<'_>, left: usize, right: usize) {
+    /// Adds the sum in the buffer `right` to elements of the buffer `left` from the given one on, or stores it there,
+    /// and releases `right`.
+    fn join(&mut self, cx: Context<'_>, (left, first): (usize, usize), right: usize, accumulate: Accumulate) {
+        self.used[right] = false;
         let Ok([left, right]) = self.memory.get_disjoint_mut([left, right]) else { return };
-        let (left, right) = (left.as_mut_slice(), right.as_slice());
+        let right = right.as_slice();
+        let left = &mut left.as_mut_slice()[first..first + right.len()];
         let data = (rows_mut(left, 1), rows(right, 1));
-        cx.pool.for_each_rows(right.len(), GRAIN, data, |_, (left, right)| {
-            elementwise::add_assign(cx.simd, left.data, right.data);
+        cx.pool.for_each_rows(right.len(), GRAIN, data, |_, (left, right)| match accumulate {
+            Accumulate::Store => left.data.copy_from_slice(right.data),
+            Accumulate::Add => elementwise::add_assign(cx.simd, left.data, right.data),
         });
     }
 }

@@ -108,10 +108,15 @@ impl RoundSamples {
         Ok(())
     }
 
-    /// Returns input `input` of the leaf at position `leaf` of the round.
-    pub fn of(&self, input: usize, leaf: usize) -> OperatorInput<'_> {
+    /// Returns input `input` of the leaves at positions `leaves` of the round.
+    pub fn of(&self, input: usize, leaves: Range<usize>) -> OperatorInput<'_> {
         let RoundInput { data, width, .. } = &self.inputs[input];
-        data.part(leaf * width..(leaf + 1) * width)
+        data.part(leaves.start * width..leaves.end * width)
+    }
+
+    /// Returns the numbers of the leaves of the round, which follow one another.
+    pub fn leaf_range(&self) -> Range<u32> {
+        self.leaves.first().map_or(0..0, |first| first.leaf..first.leaf + self.leaves.len() as u32)
     }
 
     /// Returns a constant, once for each of `samples` samples.

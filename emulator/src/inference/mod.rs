@@ -14,6 +14,7 @@ use std::sync::Arc;
 
 use crate::graph::{DType, Graph, INPUT_IDS, NodeId, OpNode, Shape, TensorId};
 use crate::kernels::attention::AttentionWorkspace;
+use crate::kernels::embedding::TokenPosition;
 use crate::kernels::loss::{LossSums, LossWorkspace};
 use crate::kernels::pool::PoolError;
 use crate::kernels::rotary::RotaryTable;
@@ -81,7 +82,8 @@ struct Scratch {
     attention: AttentionWorkspace,
     rotary: RotaryTable,
     loss: LossWorkspace,
-    sums: LossSums,
+    order: Vec<TokenPosition>,
+    sums: [LossSums; 1],
 }
 
 /// Why a model can't be loaded. `E` is the error of the source of the weights.
@@ -263,16 +265,18 @@ impl InferenceModel {
         let weights: [&[f32]; MAX_PARAMS] =
             std::array::from_fn(|param| node.params.get(param).map_or(&[][..], |tensor| &tensors[*tensor]));
         let weights = OperatorWeights { tensors: weights, forward: &state.packs, backward: &[] };
-        let Scratch { products, attention, rotary, loss, sums } = scratch;
+        let Scratch { products, attention, rotary, loss, order, sums } = scratch;
         let mut context = OperatorContext {
             cx,
             training: false,
+            leaves: 1,
             samples: 1,
             keys: &[],
             products,
             attention,
             rotary,
             loss,
+            order,
             sums,
             metric: &mut [],
         };

@@ -1,6 +1,7 @@
 //! Sums, scales, column sums and norms of slices.
 
-use super::isa::{REDUCTION_LANES, simd_fn};
+use super::isa::{REDUCTION_LANES, Simd, simd_fn};
+use crate::tree::{MAX_BLOCK_LEAVES, Node};
 
 simd_fn! {
     /// y = y + x: joining two partial sums, or a residual.
@@ -63,38 +64,76 @@ simd_fn! {
     }
 }
 
+/// Adds to `sums` (or stores, if not `accumulate`) the sums over all rows of columns `first .. first + sums.len()` of
+/// `x`, whose rows have `width` elements. The rows of each of `leaves` leaves are added in ascending order to zero, the
+/// sums of leaves along their tree, and the total to the previous content. Used for the gradient of a bias; columns may
+/// be distributed over threads.
+///
+/// # Panics
+/// If `x` has not the same number of rows for each leaf, or the columns are out of range.
+pub fn column_sums(
+    simd: Simd,
+    x: &[f32],
+    width: usize,
+    leaves: usize,
+    first: usize,
+    sums: &mut [f32],
+    accumulate: bool,
+) {
+    let tree = Node::new(0, leaves as u32);
+    let mut joins = [0; MAX_BLOCK_LEAVES];
+    joins.iter_mut().zip(tree.range()).for_each(|(joins, leaf)| *joins = tree.joins_after(leaf));
+    sum_columns(simd, x, width, &joins[..leaves], first, sums, accumulate);
+}
+
+/// Columns summed at once, in registers.
+const STRIP: usize = 4 * REDUCTION_LANES;
+/// Sums of leaves that are open at once.
+const OPEN_SUMS: usize = MAX_BLOCK_LEAVES.ilog2() as usize + 1;
+
 simd_fn! {
-    /// Adds to `sums` (or stores, if not `accumulate`) the sums over all rows of columns `first .. first + sums.len()`
-    /// of `x`, whose rows have `width` elements. Rows are added in ascending order to zero, and the total to the
-    /// previous content. Used for the gradient of a bias; columns may be distributed over threads.
-    ///
-    /// # Panics
-    /// If `x` has an incomplete row, or the columns are out of range.
-    pub fn column_sums(x: &[f32], width: usize, first: usize, sums: &mut [f32], accumulate: bool) {
-        assert!(first + sums.len() <= width && x.len().is_multiple_of(width.max(1)));
-        /// Columns summed at once, in registers.
-        const STRIP: usize = 4 * REDUCTION_LANES;
+    /// See [`column_sums`]. `joins` holds, for each leaf, the number of joins that follow it.
+    fn sum_columns(x: &[f32], width: usize, joins: &[u32], first: usize, sums: &mut [f32], accumulate: bool) {
+        let leaf = x.len() / joins.len().max(1);
+        assert!(first + sums.len() <= width && leaf.is_multiple_of(width.max(1)) && leaf * joins.len() == x.len());
         for (strip, sums) in sums.chunks_mut(STRIP).enumerate() {
             let begin = first + strip * STRIP;
-            let mut totals = [0.0f32; STRIP];
-            if sums.len() == STRIP {
-                for row in x.chunks_exact(width) {
-                    for (total, x) in totals.iter_mut().zip(&row[begin..begin + STRIP]) {
-                        *total += x;
-                    }
+            let mut open = [[0.0f32; STRIP]; OPEN_SUMS];
+            let mut count = 0;
+            for (leaf, joins) in x.chunks_exact(leaf.max(1)).zip(joins) {
+                open[count] = sum_strip(leaf, width, begin, sums.len());
+                for _ in 0..*joins {
+                    let [left, right] = [open[count - 1], open[count]];
+                    open[count - 1] = std::array::from_fn(|column| left[column] + right[column]);
+                    count -= 1;
                 }
-            } else {
-                for row in x.chunks_exact(width) {
-                    for (total, x) in totals.iter_mut().zip(&row[begin..begin + sums.len()]) {
-                        *total += x;
-                    }
-                }
+                count += 1;
             }
-            for (sum, total) in sums.iter_mut().zip(totals) {
+            for (sum, total) in sums.iter_mut().zip(open[0]) {
                 *sum = if accumulate { *sum + total } else { total };
             }
         }
     }
+}
+
+/// Returns the sums over all rows of `columns` columns from `begin` on.
+#[inline(always)]
+fn sum_strip(x: &[f32], width: usize, begin: usize, columns: usize) -> [f32; STRIP] {
+    let mut totals = [0.0f32; STRIP];
+    if columns == STRIP {
+        for row in x.chunks_exact(width) {
+            for (total, x) in totals.iter_mut().zip(&row[begin..begin + STRIP]) {
+                *total += x;
+            }
+        }
+    } else {
+        for row in x.chunks_exact(width) {
+            for (total, x) in totals.iter_mut().zip(&row[begin..begin + columns]) {
+                *total += x;
+            }
+        }
+    }
+    totals
 }
 
 simd_fn! {
@@ -153,29 +192,39 @@ mod tests {
     }
 
     #[test]
-    fn column_sums_run_down_the_rows_however_columns_are_cut() {
-        let (rows, width) = (37, 150);
+    fn column_sums_run_down_the_rows_of_leaves_however_columns_are_cut() {
+        let (rows, width) = (36, 150);
         let x = uniform(rows * width, -1.0, 1.0, 1);
         let former = uniform(width, -1.0, 1.0, 2);
-        for accumulate in [false, true] {
+        for (leaves, accumulate) in [(1, false), (1, true), (3, false), (4, true), (36, true)] {
+            let rows_of_leaf = rows / leaves;
             let expected: Vec<f32> = (0..width)
                 .map(|c| {
-                    let total = (0..rows).fold(0.0, |sum, r| sum + x[r * width + c]);
+                    let of_leaf = |leaf: u32| {
+                        let first = leaf as usize * rows_of_leaf;
+                        (first..first + rows_of_leaf).fold(0.0, |sum, r| sum + x[r * width + c])
+                    };
+                    let total = sum_along_tree(Node::new(0, leaves as u32), &of_leaf);
                     if accumulate { former[c] + total } else { total }
                 })
                 .collect();
             let full = every_simd(|simd| {
                 let mut sums = former.clone();
-                column_sums(simd, &x, width, 0, &mut sums, accumulate);
+                column_sums(simd, &x, width, leaves, 0, &mut sums, accumulate);
                 sums
             });
             assert_eq!(full, expected);
             let mut parts = former.clone();
             ComputeThreads::new(2).unwrap().for_each_rows(width, 40, rows_mut(&mut parts, 1), |first, sums| {
-                column_sums(crate::kernels::Simd::detect(), &x, width, first, sums.data, accumulate);
+                column_sums(crate::kernels::Simd::detect(), &x, width, leaves, first, sums.data, accumulate);
             });
             assert_eq!(parts, expected);
         }
+    }
+
+    fn sum_along_tree(node: Node, of_leaf: &impl Fn(u32) -> f32) -> f32 {
+        let Some((left, right)) = node.children() else { return of_leaf(node.start) };
+        sum_along_tree(left, of_leaf) + sum_along_tree(right, of_leaf)
     }
 
     #[test]

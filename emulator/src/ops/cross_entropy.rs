@@ -131,14 +131,18 @@ mod run {
     }
 
     impl Executor for CrossEntropy {
+        fn spans_leaves(&self) -> bool {
+            true
+        }
+
         fn forward(&self, context: &mut OperatorContext<'_>, io: ForwardArgs<'_>) {
             let classifier = self.classifier(io.shape, &io.weights);
             let [x, labels, ..] = io.inputs;
             let tokens = ClassifierInput { x: x.values(), labels: labels.integers() };
             let (lse, saved) = io.extra.split_at_mut(tokens.labels.len());
             let logits = if saved.is_empty() { io.scratch } else { saved };
-            *context.sums = loss::forward(context.cx, &classifier, tokens, lse, logits, context.loss);
-            context.sums.loss *= f64::from(self.factor);
+            loss::forward(context.cx, &classifier, tokens, lse, logits, context.sums, context.loss);
+            context.sums.iter_mut().for_each(|sums| sums.loss *= f64::from(self.factor));
         }
 
         fn backward(&self, context: &mut OperatorContext<'_>, io: BackwardArgs<'_>) {
@@ -150,7 +154,8 @@ mod run {
             let [weight, bias] = io.tensors;
             let accumulate = weight.as_ref().map_or(Accumulate::Store, |weight| weight.accumulate);
             let (dweights, dbias) = (weight.map(|g| g.data), bias.map(|g| g.data));
-            let gradients = LossGradients { dx, dweights, dbias, accumulate, factor: self.factor };
+            let leaves = context.leaves;
+            let gradients = LossGradients { dx, dweights, dbias, leaves, accumulate, factor: self.factor };
             let (lse, logits) = io.extra.split_at(tokens.labels.len());
             let saved = SavedLosses { lse, logits: Some(logits).filter(|logits| !logits.is_empty()) };
             loss::backward(context.cx, &classifier, tokens, saved, gradients, io.scratch, context.loss);

@@ -40,11 +40,18 @@ impl Operator for Embedding {
 #[cfg(feature = "kernels")]
 mod run {
     use super::Embedding;
-    use crate::kernels::embedding;
+    use crate::kernels::embedding::{self, ScatterRows};
     use crate::kernels::pool::{rows, rows_mut};
     use crate::ops::execute::{BackwardArgs, Executor, ForwardArgs, OperatorContext, ROW_GRAIN};
 
+    /// Rows of the table's gradient per thread and work item.
+    const TABLE_GRAIN: usize = 512;
+
     impl Executor for Embedding {
+        fn spans_leaves(&self) -> bool {
+            true
+        }
+
         fn forward(&self, context: &mut OperatorContext<'_>, io: ForwardArgs<'_>) {
             let (simd, table, (_, width)) = (context.cx.simd, io.weights.tensors[0], io.shape.matrix());
             let tokens = io.inputs[0].integers();
@@ -57,16 +64,13 @@ mod run {
         fn backward(&self, context: &mut OperatorContext<'_>, io: BackwardArgs<'_>) {
             let [Some(table), _] = io.tensors else { return };
             let (entries, width) = io.shape.matrix();
-            if !table.adds() {
-                let zero = rows_mut(&mut *table.data, width);
-                context.cx.pool.for_each_rows(entries, ROW_GRAIN, zero, |_, zero| zero.data.fill(0.0));
-            }
-            embedding::scatter_add(context.cx.simd, io.gradient, width, io.inputs[0].integers(), 0, width, table.data);
-        }
-
-        /// Tokens are added one by one to the previous content.
-        fn is_accumulation_exact(&self) -> bool {
-            false
+            embedding::sort_tokens(io.inputs[0].integers(), context.order);
+            let gradient =
+                ScatterRows { dy: io.gradient, width, order: context.order.as_slice(), leaves: context.leaves };
+            let (simd, adds) = (context.cx.simd, table.adds());
+            context.cx.pool.for_each_rows(entries, TABLE_GRAIN, rows_mut(table.data, width), |first, table| {
+                embedding::scatter(simd, gradient, first, table.data, adds);
+            });
         }
     }
 }

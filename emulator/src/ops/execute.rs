@@ -1,11 +1,13 @@
 //! Execution of operators: the arguments and methods that a device uses.
 //!
-//! An operator works on one leaf at a time: the rows of its samples, one sample after the other. It allocates nothing,
-//! and its result does not depend on the number of threads.
+//! An operator works on one leaf at a time, or on those of a [block](crate::schedule::leaves_per_block): the rows of
+//! their samples, one sample after the other. It allocates nothing, and its result does not depend on the number of
+//! threads, nor on the leaves of a block.
 
 use super::{Operator, Signature};
 use crate::graph::{DType, Graph, OpNode, Shape};
 use crate::kernels::attention::AttentionWorkspace;
+use crate::kernels::embedding::TokenPosition;
 use crate::kernels::loss::{LossSums, LossWorkspace};
 use crate::kernels::rotary::RotaryTable;
 use crate::kernels::{Accumulate, Context, GemmWorkspace, PackedB};
@@ -63,7 +65,9 @@ pub struct OperatorContext<'a> {
     pub cx: Context<'a>,
     /// Whether dropout is applied and sums are saved for a backward pass.
     pub training: bool,
-    /// Number of samples in the leaf.
+    /// Number of leaves; 1 if the operator does not [span](Executor::spans_leaves) them.
+    pub leaves: usize,
+    /// Number of samples of all leaves.
     pub samples: usize,
     /// The operator's dropout key of each sample.
     pub keys: &'a [u64],
@@ -75,8 +79,10 @@ pub struct OperatorContext<'a> {
     pub rotary: &'a mut RotaryTable,
     /// Scratch memory of the loss.
     pub loss: &'a mut LossWorkspace,
-    /// Destination of the sums of a loss.
-    pub sums: &'a mut LossSums,
+    /// Memory for the order in which an embedding adds the rows of its gradient.
+    pub order: &'a mut Vec<TokenPosition>,
+    /// Destination of the sums of a loss, for each leaf.
+    pub sums: &'a mut [LossSums],
     /// Destination of the sums of a metric; empty for other operators, and where a forward pass is repeated.
     pub metric: &'a mut [f64],
 }
@@ -283,6 +289,13 @@ pub trait Executor: Operator {
     fn forward_rows(&self, context: &mut OperatorContext<'_>, first: usize, io: ForwardArgs<'_>) {
         let _ = first;
         self.forward(context, io);
+    }
+
+    /// Returns whether one call computes all leaves of a block: the output and the gradients of inputs as if it were one
+    /// leaf, the gradients of tensors and the sums of a loss for each leaf, those of tensors added along the leaf tree.
+    /// Worth it for operators with large tensors. Their inputs are not constants.
+    fn spans_leaves(&self) -> bool {
+        false
     }
 
     /// Computes the gradients of inputs and tensors. If the gradient of an input overwrites it, this is called twice:

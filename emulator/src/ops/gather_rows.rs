@@ -68,7 +68,7 @@ mod run {
                 let parts = dx.data.chunks_exact_mut(sample).zip(indices.data.chunks_exact(count));
                 for ((dx, indices), dy) in parts.zip(dy.data.chunks_exact(count * width)) {
                     dx.fill(0.0);
-                    embedding::scatter_add(simd, dy, width, indices, 0, width, dx);
+                    embedding::scatter_add(simd, dy, width, indices, dx);
                 }
             });
         }

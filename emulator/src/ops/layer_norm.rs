@@ -81,7 +81,7 @@ mod run {
                         let buffer: &mut [f32] = if adds == offset_adds {
                             offset.data
                         } else {
-                            column_sums(simd, dy, width, first, offset.data, offset_adds);
+                            column_sums(simd, dy, width, 1, first, offset.data, offset_adds);
                             &mut []
                         };
                         layer_norm_backward_params(simd, x, width, mean, rstd, dy, first, gain.data, buffer, adds);

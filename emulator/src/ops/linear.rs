@@ -54,7 +54,7 @@ impl Operator for Linear {
 mod run {
     use super::Linear;
     use crate::kernels::pool::rows_mut;
-    use crate::kernels::{Accumulate, Context, MatMut, MatRef, PackedB, elementwise, gemm};
+    use crate::kernels::{Accumulate, Context, MatMut, MatRef, PackedB, elementwise, gemm, gemm_over_leaves};
     use crate::ops::execute::{
         BackwardArgs, Executor, ForwardArgs, MAX_PARAMS, NodeShape, OperatorContext, TargetMut, TensorGradient,
     };
@@ -93,6 +93,10 @@ mod run {
             packs[0].pack(cx, MatRef::row_major(tensors[0], outputs, inputs));
         }
 
+        fn spans_leaves(&self) -> bool {
+            true
+        }
+
         fn forward(&self, context: &mut OperatorContext<'_>, io: ForwardArgs<'_>) {
             let (outputs, inputs) = io.shape.matrix();
             let rows = context.samples * io.shape.rows();
@@ -111,12 +115,12 @@ mod run {
             if let Some(TensorGradient { data, accumulate }) = weight {
                 let x = MatRef::row_major(io.inputs[0].values(), rows, inputs);
                 let dw = MatMut::row_major(data, outputs, inputs);
-                gemm(context.cx, gradient.t(), x, dw, accumulate, None, context.products);
+                gemm_over_leaves(context.cx, gradient.t(), x, context.leaves, dw, accumulate, context.products);
             }
             if let Some(bias) = bias {
-                let (simd, adds) = (context.cx.simd, bias.adds());
+                let (simd, leaves, adds) = (context.cx.simd, context.leaves, bias.adds());
                 context.cx.pool.for_each_rows(outputs, COLUMN_GRAIN, rows_mut(bias.data, 1), |first, sums| {
-                    elementwise::column_sums(simd, dy, outputs, first, sums.data, adds);
+                    elementwise::column_sums(simd, dy, outputs, leaves, first, sums.data, adds);
                 });
             }
             if let [TargetMut::Memory(dx, accumulate), ..] = io.targets {

@@ -55,9 +55,10 @@ mod run {
     impl Executor for LogitsCrossEntropy {
         fn forward(&self, context: &mut OperatorContext<'_>, io: ForwardArgs<'_>) {
             let [logits, labels, ..] = io.inputs;
-            *context.sums =
+            let mut sums =
                 loss::forward_of_logits(context.cx, logits.values(), labels.integers(), io.extra, context.loss);
-            context.sums.loss *= f64::from(self.factor);
+            sums.loss *= f64::from(self.factor);
+            context.sums[0] = sums;
         }
 
         fn backward(&self, context: &mut OperatorContext<'_>, io: BackwardArgs<'_>) {

@@ -44,7 +44,7 @@ mod run {
             let [row, _] = io.tensors;
             if let Some(TensorGradient { data, accumulate }) = row {
                 let adds = accumulate == crate::kernels::Accumulate::Add;
-                elementwise::column_sums(context.cx.simd, io.gradient, sample, 0, data, adds);
+                elementwise::column_sums(context.cx.simd, io.gradient, sample, 1, 0, data, adds);
             }
             if let [TargetMut::Memory(dx, _), ..] = io.targets {
                 for (dx, dy) in dx.chunks_exact_mut(length * width).zip(io.gradient.chunks_exact(sample)) {

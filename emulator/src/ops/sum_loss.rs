@@ -42,7 +42,8 @@ mod run {
     impl Executor for SumLoss {
         fn forward(&self, context: &mut OperatorContext<'_>, io: ForwardArgs<'_>) {
             let sum: f64 = io.inputs[0].values().iter().map(|&x| f64::from(x)).sum();
-            *context.sums = LossSums { loss: sum * f64::from(self.factor), tokens: context.samples as u64, correct: 0 };
+            context.sums[0] =
+                LossSums { loss: sum * f64::from(self.factor), tokens: context.samples as u64, correct: 0 };
         }
 
         fn backward(&self, _: &mut OperatorContext<'_>, io: BackwardArgs<'_>) {

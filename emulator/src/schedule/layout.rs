@@ -1,5 +1,8 @@
 //! Assigns each storage slot a position in one arena.
 
+use std::cmp::Reverse;
+use std::ops::Range;
+
 use super::{PassSchedule, StorageSlot};
 
 /// Slots begin at multiples of this many elements: a cache line.
@@ -10,25 +13,25 @@ const ALIGNMENT: usize = 16;
 pub struct Extent {
     /// First element.
     pub start: usize,
-    /// Elements of one leaf.
+    /// Elements of one leaf. Leaves follow one another without a gap.
     pub leaf: usize,
-    /// Distance between leaves; 0 if the slot holds one leaf at a time.
-    pub stride: usize,
+    /// Whether the slot holds every leaf of the round rather than those of one block.
+    pub every_leaf: bool,
 }
 
 impl Extent {
-    /// Returns the range of the leaf at position `leaf` of the round.
-    pub const fn of_leaf(self, leaf: usize) -> std::ops::Range<usize> {
-        let start = self.start + leaf * self.stride;
-        start..start + self.leaf
+    /// Returns the range of the leaves at positions `leaves` of the round, which belong to the block that begins at
+    /// position `block`.
+    pub const fn of_leaves(self, leaves: Range<usize>, block: usize) -> Range<usize> {
+        let first = if self.every_leaf { leaves.start } else { leaves.start - block };
+        let start = self.start + first * self.leaf;
+        start..start + (leaves.end - leaves.start) * self.leaf
     }
 }
 
-/// An arena for rounds of up to `leaves` leaves.
+/// An arena for rounds of some number of leaves.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ArenaLayout {
-    /// Maximum leaves of a round.
-    pub leaves: usize,
     /// One region for each slot of the schedule.
     pub extents: Vec<Extent>,
     /// Size of the arena, in elements.
@@ -36,16 +39,29 @@ pub struct ArenaLayout {
 }
 
 impl ArenaLayout {
-    /// Lays out the slots of `schedule` for rounds of `leaves` leaves of `samples` samples: the largest slot first,
-    /// each at the lowest position that is free during its whole lifetime.
-    pub fn new(schedule: &PassSchedule, samples: usize, leaves: usize) -> Self {
-        let mut extents: Vec<Extent> = schedule.storage.iter().map(|piece| extent(piece, samples)).collect();
-        let size = |extent: Extent| if extent.stride == 0 { extent.leaf } else { extent.stride * leaves };
+    /// Lays out the slots of `schedule` for rounds of up to `leaves` leaves of `samples` samples, in blocks of up to
+    /// `block` leaves: the largest slot first, or those of every leaf first, whichever takes less memory.
+    pub fn new(schedule: &PassSchedule, samples: usize, leaves: usize, block: usize) -> Self {
+        let extents: Vec<Extent> = schedule.storage.iter().map(|piece| extent(piece, samples)).collect();
+        let size = |extent: Extent| extent.leaf * if extent.every_leaf { leaves } else { block.min(leaves) };
         let mut order: Vec<usize> = (0..extents.len()).collect();
-        order.sort_by_key(|&piece| (std::cmp::Reverse(size(extents[piece])), piece));
+        order.sort_by_key(|&piece| (Reverse(size(extents[piece])), piece));
+        let by_size = Self::place(schedule, extents.clone(), &order, size);
+        order.sort_by_key(|&piece| Reverse(extents[piece].every_leaf));
+        let by_lifetime = Self::place(schedule, extents, &order, size);
+        if by_lifetime.len < by_size.len { by_lifetime } else { by_size }
+    }
+
+    /// Assigns each slot, in the given order, the lowest position that is free during its whole lifetime.
+    fn place(
+        schedule: &PassSchedule,
+        mut extents: Vec<Extent>,
+        order: &[usize],
+        size: impl Fn(Extent) -> usize,
+    ) -> Self {
         let mut placed: Vec<usize> = Vec::new(); // by place
         let mut len = 0;
-        for piece in order {
+        for &piece in order {
             let mut start = 0;
             for &other in &placed {
                 let occupied = extents[other];
@@ -62,13 +78,12 @@ impl ArenaLayout {
             let index = placed.partition_point(|&other| extents[other].start <= start);
             placed.insert(index, piece);
         }
-        Self { leaves, extents, len }
+        Self { extents, len }
     }
 }
 
 fn extent(piece: &StorageSlot, samples: usize) -> Extent {
-    let leaf = piece.elements as usize * samples;
-    Extent { start: 0, leaf, stride: if piece.every_leaf() { leaf.next_multiple_of(ALIGNMENT) } else { 0 } }
+    Extent { start: 0, leaf: piece.elements as usize * samples, every_leaf: piece.every_leaf() }
 }
 
 /// Returns whether two slots are ever alive at the same time.

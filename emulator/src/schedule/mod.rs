@@ -3,9 +3,9 @@
 //! A schedule follows from the graph and the set of recomputed layers. Both the memory that a plan accounts for and the
 //! steps that a device executes are derived from it.
 //!
-//! * A *pass* is one direction through one layer; all leaves of a system go through it, one after the other. Storage
-//!   touched in only one pass holds one leaf at a time; storage touched in several passes holds every leaf of the
-//!   round.
+//! * A *pass* is one direction through one layer; all leaves of a system go through it, one [block](leaves_per_block)
+//!   of leaves after the other. Storage touched in only one pass holds one block at a time; storage touched in several
+//!   passes holds every leaf of the round.
 //! * A layer that is not recomputed keeps from its forward to its backward pass exactly its inputs and what its
 //!   operators declare to save. A recomputed layer keeps only its inputs and repeats the forward steps that contribute
 //!   to something needed. The numbers that a loss saves (one per row) are kept in both cases.
@@ -17,11 +17,13 @@
 
 use crate::graph::{Graph, LayerId, NodeId};
 
+mod blocks;
 mod build;
 mod demand;
 mod layout;
 mod liveness;
 
+pub use blocks::leaves_per_block;
 pub use demand::PassMemory;
 pub use layout::{ArenaLayout, Extent};
 pub(crate) use liveness::Liveness;
@@ -52,7 +54,7 @@ pub struct StorageSlot {
 }
 
 impl StorageSlot {
-    /// Returns whether it holds every leaf of the round rather than only the current one.
+    /// Returns whether it holds every leaf of the round rather than only those of the current block.
     pub const fn every_leaf(&self) -> bool {
         self.passes.0 != self.passes.1
     }
@@ -122,7 +124,7 @@ pub struct BackwardStep {
     pub targets: Vec<GradientTarget>,
 }
 
-/// One step of a pass, for one leaf.
+/// One step of a pass, for one block of leaves.
 #[allow(missing_docs, reason = "the variants describe their fields")]
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Step {

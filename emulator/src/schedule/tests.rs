@@ -47,11 +47,13 @@ fn schedules() -> Vec<PassSchedule> {
 #[test]
 fn memory_alive_at_one_time_never_overlaps_and_little_is_lost() {
     for schedule in schedules() {
-        for leaves in [1, 2, 7] {
-            let layout = ArenaLayout::new(&schedule, 2, leaves);
+        for (leaves, block) in [(1, 1), (2, 1), (7, 1), (7, 4), (2, 4)] {
+            let layout = ArenaLayout::new(&schedule, 2, leaves, block);
+            let block = block.min(leaves);
             let ends = |piece: usize| {
                 let extent = layout.extents[piece];
-                extent.start..extent.of_leaf(leaves - 1).end
+                let last = if extent.every_leaf { leaves } else { block };
+                extent.start..extent.of_leaves(0..last, 0).end
             };
             for (a, one) in schedule.storage.iter().enumerate() {
                 for (b, other) in schedule.storage.iter().enumerate().skip(a + 1) {
@@ -66,7 +68,9 @@ fn memory_alive_at_one_time_never_overlaps_and_little_is_lost() {
                 }
             }
             let demand = schedule.demand(|piece| piece.elements);
-            let needed = demand.iter().map(|pass| pass.retained * leaves as u64 + pass.working).max().unwrap() * 2;
+            let needed =
+                demand.iter().map(|pass| pass.retained * leaves as u64 + pass.working * block as u64).max().unwrap()
+                    * 2;
             let lost = layout.len as f64 / needed as f64 - 1.0;
             assert!((0.0..0.01).contains(&lost), "{} for {needed}, {leaves} leaves", layout.len);
         }

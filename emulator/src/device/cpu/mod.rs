@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::activations::{Arena, RoundKind};
+use super::activations::{Arena, LeafBlock, RoundKind};
 use super::gradients::{LayerGradients, PartialGradients};
 use super::packs::PackedWeights;
 use super::samples::RoundSamples;
@@ -12,6 +12,7 @@ use super::weights::LoadedWeights;
 use super::{Device, DeviceError, DeviceMemory, LeafInput, LeafLoss};
 use crate::graph::{DType, LayerId};
 use crate::kernels::attention::AttentionWorkspace;
+use crate::kernels::embedding::TokenPosition;
 use crate::kernels::loss::{LossSums, LossWorkspace};
 use crate::kernels::pool::PoolError;
 use crate::kernels::rotary::RotaryTable;
@@ -53,7 +54,9 @@ struct Scratch {
     /// The dropout keys of one operator.
     keys: Vec<u64>,
     loss: LossWorkspace,
-    sums: LossSums,
+    order: Vec<TokenPosition>,
+    /// Of each leaf of a block.
+    sums: Vec<LossSums>,
 }
 
 /// Why a [`CpuDevice`] can't be created.
@@ -124,8 +127,8 @@ impl CpuDevice {
             pool: Arc::new(pool),
             layer_gradients: layers.map(|layer| LayerGradients::new(&plan, layer)).collect(),
             kinds: [
-                RoundKind::new(PassSchedule::evaluation(graph), plan.eval_leaves),
-                RoundKind::new(PassSchedule::training(graph, &recompute), plan.leaves),
+                RoundKind::new(PassSchedule::evaluation(graph), graph, plan.eval_leaves),
+                RoundKind::new(PassSchedule::training(graph, &recompute), graph, plan.leaves),
             ],
             arena: Arena::default(),
             samples: RoundSamples::new(graph, plan.leaves.samples.max(plan.eval_leaves.samples) as usize),
@@ -198,11 +201,13 @@ impl CpuDevice {
             if pass == Pass::Backward {
                 self.gradients.begin_layer(layer);
             }
-            for leaf in 0..self.samples.leaves.len() {
-                self.runner(cx, layer).leaf(pass, leaf);
-                if pass == Pass::Forward && layer + 1 == self.plan.layers.len() {
-                    self.record_loss(leaf, self.loss_sums[leaf]);
-                }
+            let is_single = !self.layer_gradients[layer].has_one_use_per_tensor();
+            let kind = &self.kinds[usize::from(self.training)];
+            for block in kind.blocks(self.samples.leaf_range(), is_single) {
+                self.runner(cx, layer, block).run(pass);
+            }
+            if pass == Pass::Forward && layer + 1 == self.plan.layers.len() {
+                (0..self.samples.leaves.len()).for_each(|leaf| self.record_loss(leaf, self.loss_sums[leaf]));
             }
         });
     }
@@ -223,13 +228,14 @@ impl CpuDevice {
         }
     }
 
-    /// Collects the parts of the device that a step needs.
-    fn runner<'a>(&'a mut self, cx: Context<'a>, layer: LayerId) -> StepRunner<'a> {
+    /// Collects the parts of the device that the steps of a block need.
+    fn runner<'a>(&'a mut self, cx: Context<'a>, layer: LayerId, block: LeafBlock) -> StepRunner<'a> {
         let kind = &self.kinds[usize::from(self.training)];
         StepRunner {
             cx,
             plan: &self.plan,
             layer,
+            block,
             operators: &self.operators,
             layer_gradients: &self.layer_gradients[layer],
             kind,
@@ -274,7 +280,10 @@ impl CpuDevice {
                 return false;
             }
             let is_saved = kind.schedule.storage[*output].passes.1 > last;
-            is_saved && arena[kind.extents()[*output].of_leaf(leaf)].iter().any(|number| !number.is_finite())
+            is_saved
+                && arena[kind.extents()[*output].of_leaves(leaf..leaf + 1, leaf)]
+                    .iter()
+                    .any(|number| !number.is_finite())
         };
         let layer = kind.schedule.forward.iter().position(|steps| steps.iter().any(is_bad));
         Some(layer.unwrap_or(last))

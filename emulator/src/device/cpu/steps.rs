@@ -1,4 +1,4 @@
-//! Executes the steps of a pass for one leaf.
+//! Executes the steps of a pass for one block of leaves.
 
 use std::ops::Range;
 use std::time::Instant;
@@ -6,7 +6,7 @@ use std::time::Instant;
 use super::Scratch;
 use super::operators::OperatorTable;
 use crate::device::DeviceError;
-use crate::device::activations::RoundKind;
+use crate::device::activations::{LeafBlock, RoundKind};
 use crate::device::gradients::{LayerGradients, PartialGradients};
 use crate::device::packs::{PackedWeights, tensors};
 use crate::device::samples::RoundSamples;
@@ -14,7 +14,7 @@ use crate::device::weights::LoadedWeights;
 use crate::graph::{LayerId, NodeId};
 use crate::kernels::loss::LossSums;
 use crate::kernels::pool::{rows, rows_mut};
-use crate::kernels::{Accumulate, Context, elementwise};
+use crate::kernels::{Accumulate, Context, Simd, elementwise};
 use crate::numerics::random;
 use crate::ops::execute::{self, MAX_INPUTS, NodeShape, OperatorContext, OperatorInput, TargetMut};
 use crate::plan::{LeafLayout, Pass, StreamPlan};
@@ -23,11 +23,12 @@ use crate::schedule::{BackwardStep, ForwardStep, GradientTarget, InputSource, St
 /// Elements that one thread copies or adds at a time.
 const GRAIN_ELEMENTS: usize = 1 << 14;
 
-/// Parts of a device, borrowed for one leaf.
+/// Parts of a device, borrowed for one block of leaves.
 pub(super) struct StepRunner<'a> {
     pub cx: Context<'a>,
     pub plan: &'a StreamPlan,
     pub layer: LayerId,
+    pub block: LeafBlock,
     pub operators: &'a OperatorTable,
     pub layer_gradients: &'a LayerGradients,
     pub kind: &'a RoundKind,
@@ -77,52 +78,68 @@ enum BackwardPart {
     ReplacedInput,
 }
 
+/// Memory to which the gradients of an operator's tensors are written.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum TensorDestinations {
+    /// That of the block.
+    Block,
+    /// Memory for one leaf.
+    Leaf,
+}
+
 impl StepRunner<'_> {
-    /// Executes all steps of a pass for the leaf at position `leaf` of the round.
-    pub fn leaf(mut self, pass: Pass, leaf: usize) {
-        let (kind, layer) = (self.kind, self.layer);
-        let index = self.samples.leaves[leaf].leaf;
+    /// Executes all steps of a pass.
+    pub fn run(mut self, pass: Pass) {
+        let (kind, layer, node) = (self.kind, self.layer, self.block.node);
         if pass == Pass::Backward {
-            self.gradients.begin_leaf(self.plan, self.layer_gradients, index);
+            self.gradients.begin_block(self.plan, self.layer_gradients, node);
         }
         for step in kind.steps(pass, layer) {
-            self.step(step, leaf);
+            self.step(step);
         }
         if pass == Pass::Backward {
-            self.gradients.end_leaf(self.cx, self.plan.layers[layer].groups.len(), index);
+            self.gradients.end_block(self.cx, self.plan.layers[layer].groups.len(), node);
         }
     }
 
-    fn step(&mut self, step: &Step, leaf: usize) {
+    fn step(&mut self, step: &Step) {
         let start = Instant::now();
         match step {
             Step::Forward(step) => {
-                self.forward(step, leaf);
+                self.calls(step.node, &step.inputs).for_each(|leaves| self.forward(step, leaves));
                 self.times[self.operators.kinds[step.node]].forward += start.elapsed();
             }
             Step::Backward(step) => {
-                self.backward(step, leaf);
+                self.backward(step);
                 self.times[self.operators.kinds[step.node]].backward += start.elapsed();
             }
             Step::Unreached(node) => {
                 self.gradients.zero_unreached(self.layer_gradients, self.position_in_layer(*node));
             }
-            Step::Copy { from, to } => self.join(*from, *to, leaf, |_, from, to| to.copy_from_slice(from)),
-            Step::Add { from, to } => {
-                self.join(*from, *to, leaf, |simd, from, to| elementwise::add_assign(simd, to, from))
-            }
+            Step::Copy { from, to } => self.join(*from, *to, |_, from, to| to.copy_from_slice(from)),
+            Step::Add { from, to } => self.join(*from, *to, |simd, from, to| elementwise::add_assign(simd, to, from)),
         }
     }
 
-    fn forward(&mut self, step: &ForwardStep, leaf: usize) {
+    /// Returns the leaves of each call of an operator: those of the block together, or one after the other.
+    fn calls(&self, node: NodeId, inputs: &[InputSource]) -> impl Iterator<Item = Range<usize>> + use<> {
+        let leaves = self.block.leaves.clone();
+        let has_constant = inputs.iter().any(|input| matches!(input, InputSource::Constant(_)));
+        let spans = self.plan.graph.nodes[node].op.executor().spans_leaves() && !has_constant;
+        let count = if spans { leaves.len() } else { 1 };
+        leaves.step_by(count.max(1)).map(move |first| first..first + count)
+    }
+
+    fn forward(&mut self, step: &ForwardStep, leaves: Range<usize>) {
         let node = step.node;
-        let range = |storage: Option<StorageId>| self.range(storage, leaf);
-        let [a, b, c, d] = self.inputs(&step.inputs, leaf);
+        let range = |storage: Option<StorageId>| self.range(storage, &leaves);
+        let [a, b, c, d] = self.inputs(&step.inputs, &leaves);
         let ranges = [a, b, c, d, range(step.output), range(step.extra), range(step.scratch)];
         let [a, b, c, d, output, extra, scratch] = split(self.arena, ranges);
         let shape = &self.operators.shapes[node];
-        let inputs = read(shape, &step.inputs, self.samples, (leaf, self.kind.leaves), [a, b, c, d]);
-        if let Some(fault) = first_outside(self.plan, self.operators, node, inputs, self.samples.leaves[leaf].leaf) {
+        let inputs = read(shape, &step.inputs, self.samples, (&leaves, self.kind.leaves), [a, b, c, d]);
+        let first = self.samples.leaves[leaves.start].leaf;
+        if let Some(fault) = first_outside(self.plan, self.operators, node, inputs, (first, leaves.len())) {
             // Only an operator that computes numbers indexes a table.
             output.fill(f32::NAN);
             self.fault.get_or_insert(fault);
@@ -130,42 +147,72 @@ impl StepRunner<'_> {
         }
         let weights = weights(self.plan, self.weights, self.packs, node);
         let mut context =
-            operator_context(self.cx, self.training, self.seed, self.samples, self.kind, self.scratch, node, leaf);
-        let sums = self.metrics.get_mut(leaf).and_then(|sums| sums.get_mut(self.operators.metrics[node].clone()));
+            operator_context(self.cx, self.training, self.seed, self.samples, self.kind, self.scratch, node, &leaves);
+        let sums =
+            self.metrics.get_mut(leaves.start).and_then(|sums| sums.get_mut(self.operators.metrics[node].clone()));
         context.metric = sums.unwrap_or_default();
         let op = if self.training { self.operators.training[node] } else { self.plan.graph.nodes[node].op };
         op.executor().forward(&mut context, execute::ForwardArgs { shape, inputs, weights, output, extra, scratch });
         if self.plan.graph.nodes[node].output.is_none() {
-            let sums = self.scratch.sums;
-            self.loss_sums[leaf].add(sums);
-            let reported = self.metrics.get_mut(leaf).and_then(|all| all.get_mut(self.operators.metrics[node].clone()));
-            if let (Some(input), Some([loss, weight])) = (self.operators.weight_input(node), reported) {
-                *loss += sums.loss;
-                *weight += inputs[input].values().iter().map(|&weight| f64::from(weight)).sum::<f64>();
+            let weights = self.operators.weight_input(node).map(|input| inputs[input].values());
+            for (index, leaf) in leaves.clone().enumerate() {
+                let sums = self.scratch.sums[index];
+                self.loss_sums[leaf].add(sums);
+                let reported =
+                    self.metrics.get_mut(leaf).and_then(|all| all.get_mut(self.operators.metrics[node].clone()));
+                if let (Some(weights), Some([loss, weight])) = (weights, reported) {
+                    let count = weights.len() / leaves.len();
+                    *loss += sums.loss;
+                    *weight += weights[index * count..][..count].iter().map(|&weight| f64::from(weight)).sum::<f64>();
+                }
             }
         }
     }
 
-    fn backward(&mut self, step: &BackwardStep, leaf: usize) {
-        if step.targets.iter().any(|target| matches!(target, GradientTarget::Replace(_))) {
-            self.backward_part(step, leaf, BackwardPart::Tensors);
-            self.backward_part(step, leaf, BackwardPart::ReplacedInput);
-        } else {
-            self.backward_part(step, leaf, BackwardPart::Whole);
+    fn backward(&mut self, step: &BackwardStep) {
+        let (node, layer) = (self.position_in_layer(step.node), self.layer_gradients);
+        let executor = self.plan.graph.nodes[step.node].op.executor();
+        for leaves in self.calls(step.node, &step.inputs) {
+            let is_whole_block = leaves == self.block.leaves;
+            let is_direct =
+                is_whole_block && (executor.is_accumulation_exact() || !self.gradients.extends_sums(layer, node));
+            if is_direct {
+                self.backward_call(step, &leaves, TensorDestinations::Block);
+            } else {
+                let leaf = self.samples.leaves[leaves.start].leaf;
+                self.gradients.begin_leaf(layer, node);
+                self.backward_call(step, &leaves, TensorDestinations::Leaf);
+                self.gradients.end_leaf(self.cx, layer, node, self.block.node, leaf);
+            }
         }
     }
 
-    fn backward_part(&mut self, step: &BackwardStep, leaf: usize, part: BackwardPart) {
+    fn backward_call(&mut self, step: &BackwardStep, leaves: &Range<usize>, tensors: TensorDestinations) {
+        if step.targets.iter().any(|target| matches!(target, GradientTarget::Replace(_))) {
+            self.backward_part(step, leaves, BackwardPart::Tensors, tensors);
+            self.backward_part(step, leaves, BackwardPart::ReplacedInput, tensors);
+        } else {
+            self.backward_part(step, leaves, BackwardPart::Whole, tensors);
+        }
+    }
+
+    fn backward_part(
+        &mut self,
+        step: &BackwardStep,
+        leaves: &Range<usize>,
+        part: BackwardPart,
+        tensors: TensorDestinations,
+    ) {
         let node = step.node;
-        let range = |storage: Option<StorageId>| self.range(storage, leaf);
+        let range = |storage: Option<StorageId>| self.range(storage, leaves);
         let sources: &[InputSource] = if part == BackwardPart::ReplacedInput { &[] } else { &step.inputs };
-        let [a, b, c, d] = self.inputs(sources, leaf);
+        let [a, b, c, d] = self.inputs(sources, leaves);
         let target = |index: usize| match step.targets.get(index) {
             Some(GradientTarget::Replace(storage)) if part == BackwardPart::ReplacedInput => {
-                (self.range(Some(*storage), leaf), Some(Accumulate::Store))
+                (self.range(Some(*storage), leaves), Some(Accumulate::Store))
             }
-            Some(GradientTarget::Store(storage)) => (self.range(Some(*storage), leaf), Some(Accumulate::Store)),
-            Some(GradientTarget::Add(storage)) => (self.range(Some(*storage), leaf), Some(Accumulate::Add)),
+            Some(GradientTarget::Store(storage)) => (self.range(Some(*storage), leaves), Some(Accumulate::Store)),
+            Some(GradientTarget::Add(storage)) => (self.range(Some(*storage), leaves), Some(Accumulate::Add)),
             Some(GradientTarget::None | GradientTarget::Overwrite | GradientTarget::Replace(_)) | None => (0..0, None),
         };
         let [(first, first_mode), (second, second_mode), (third, third_mode)] = [target(0), target(1), target(2)];
@@ -173,10 +220,10 @@ impl StepRunner<'_> {
         let ranges = [a, b, c, d, output, extra, scratch, gradient, first, second, third];
         let [a, b, c, d, output, extra, scratch, gradient, first, second, third] = split(self.arena, ranges);
         let shape = &self.operators.shapes[node];
-        let inputs = read(shape, sources, self.samples, (leaf, self.kind.leaves), [a, b, c, d]);
+        let inputs = read(shape, sources, self.samples, (leaves, self.kind.leaves), [a, b, c, d]);
         let weights = weights(self.plan, self.weights, self.packs, node);
         let mut context =
-            operator_context(self.cx, self.training, self.seed, self.samples, self.kind, self.scratch, node, leaf);
+            operator_context(self.cx, self.training, self.seed, self.samples, self.kind, self.scratch, node, leaves);
         let position = node - self.plan.graph.layers[self.layer].nodes.start;
         let io = execute::BackwardArgs {
             shape,
@@ -187,23 +234,18 @@ impl StepRunner<'_> {
             scratch,
             gradient,
             targets: [target_of(first, first_mode), target_of(second, second_mode), target_of(third, third_mode)],
-            tensors: match part {
-                BackwardPart::ReplacedInput => Default::default(),
-                BackwardPart::Whole | BackwardPart::Tensors => self.gradients.tensors(self.layer_gradients, position),
+            tensors: match (part, tensors) {
+                (BackwardPart::ReplacedInput, _) => Default::default(),
+                (_, TensorDestinations::Block) => self.gradients.tensors(self.layer_gradients, position),
+                (_, TensorDestinations::Leaf) => self.gradients.leaf_tensors(),
             },
         };
         self.operators.training[node].executor().backward(&mut context, io);
     }
 
     /// Computes `to` from `from` and the previous content of `to`.
-    fn join(
-        &mut self,
-        from: StorageId,
-        to: StorageId,
-        leaf: usize,
-        f: impl Fn(crate::kernels::Simd, &[f32], &mut [f32]) + Sync,
-    ) {
-        let ranges = [self.range(Some(from), leaf), self.range(Some(to), leaf)];
+    fn join(&mut self, from: StorageId, to: StorageId, f: impl Fn(Simd, &[f32], &mut [f32]) + Sync) {
+        let ranges = [from, to].map(|storage| self.range(Some(storage), &self.block.leaves));
         let [from, to] = split(self.arena, ranges);
         let data = (rows(&*from, 1), rows_mut(to, 1));
         self.cx
@@ -216,16 +258,17 @@ impl StepRunner<'_> {
         node - self.plan.graph.layers[self.layer].nodes.start
     }
 
-    /// Returns the range of a storage slot; empty for `None`.
-    fn range(&self, storage: Option<StorageId>, leaf: usize) -> Range<usize> {
-        storage.map_or(0..0, |storage| self.kind.extents()[storage].of_leaf(leaf))
+    /// Returns the range of leaves of the block in a storage slot; empty for `None`.
+    fn range(&self, storage: Option<StorageId>, leaves: &Range<usize>) -> Range<usize> {
+        let extent = |storage: StorageId| self.kind.extents()[storage];
+        storage.map_or(0..0, |storage| extent(storage).of_leaves(leaves.clone(), self.block.leaves.start))
     }
 
     /// Returns the ranges of the inputs; a repeated input appears once.
-    fn inputs(&self, sources: &[InputSource], leaf: usize) -> [Range<usize>; MAX_INPUTS] {
+    fn inputs(&self, sources: &[InputSource], leaves: &Range<usize>) -> [Range<usize>; MAX_INPUTS] {
         std::array::from_fn(|index| match sources.get(index) {
             Some(InputSource::Stored(storage)) if !sources[..index].contains(&sources[index]) => {
-                self.range(Some(*storage), leaf)
+                self.range(Some(*storage), leaves)
             }
             _ => 0..0,
         })
@@ -243,13 +286,13 @@ fn read<'a>(
     shape: &NodeShape,
     sources: &[InputSource],
     samples: &'a RoundSamples,
-    (leaf, leaves): (usize, LeafLayout),
+    (leaves, layout): (&Range<usize>, LeafLayout),
     stored: [&'a [f32]; MAX_INPUTS],
 ) -> [OperatorInput<'a>; MAX_INPUTS] {
     std::array::from_fn(|index| match sources.get(index) {
         None | Some(InputSource::Absent) => OperatorInput::Absent,
-        Some(InputSource::Sample(input)) => samples.of(*input, leaf),
-        Some(InputSource::Constant(constant)) => samples.constant(*constant, leaves.samples as usize),
+        Some(InputSource::Sample(input)) => samples.of(*input, leaves.clone()),
+        Some(InputSource::Constant(constant)) => samples.constant(*constant, layout.samples as usize),
         Some(InputSource::Stored(_)) => {
             // The memory of an input that is repeated is that of its first use.
             let first = sources.iter().position(|source| *source == sources[index]).unwrap_or(index);
@@ -260,16 +303,19 @@ fn read<'a>(
 }
 
 /// Returns the error of the first integer that an operator can't index its table with, among those that other operators
-/// compute.
+/// compute. The inputs are those of some number of leaves from the given one on.
 fn first_outside(
     plan: &StreamPlan,
     operators: &OperatorTable,
     node: NodeId,
     inputs: [OperatorInput<'_>; MAX_INPUTS],
-    leaf: u32,
+    (first, leaves): (u32, usize),
 ) -> Option<DeviceError> {
     operators.bounds(node).find_map(|(index, bounds)| {
-        let (position, value, entries) = bounds.first_outside(inputs[index].integers().iter().copied())?;
+        let integers = inputs[index].integers();
+        let (position, value, entries) = bounds.first_outside(integers.iter().copied())?;
+        let of_leaf = integers.len() / leaves;
+        let (leaf, position) = (first + (position / of_leaf) as u32, position % of_leaf);
         let input = plan.graph.values[plan.graph.nodes[node].inputs[index]].name.clone();
         Some(DeviceError::Index { leaf, input, value, position, entries })
     })
@@ -301,16 +347,20 @@ fn operator_context<'a>(
     kind: &RoundKind,
     scratch: &'a mut Scratch,
     node: NodeId,
-    leaf: usize,
+    leaves: &Range<usize>,
 ) -> OperatorContext<'a> {
     let count = kind.leaves.samples;
     scratch.keys.clear();
     if training {
-        let first = samples.leaves[leaf].first_sample;
-        let key = |sample: u32| random::key(seed, first.wrapping_add(u64::from(sample)), node as u64);
-        scratch.keys.extend((0..count).map(key));
+        let samples = samples.leaves[leaves.clone()]
+            .iter()
+            .flat_map(|leaf| (0..count).map(|sample| leaf.first_sample.wrapping_add(u64::from(sample))));
+        scratch.keys.extend(samples.map(|sample| random::key(seed, sample, node as u64)));
     }
-    let Scratch { products, attention, rotary, keys, loss, sums } = scratch;
-    let samples = count as usize;
-    OperatorContext { cx, training, samples, keys, products, attention, rotary, loss, sums, metric: &mut [] }
+    let (leaves, samples) = (leaves.len(), count as usize * leaves.len());
+    scratch.sums.clear();
+    scratch.sums.resize(leaves, LossSums::default());
+    let Scratch { products, attention, rotary, keys, loss, order, sums } = scratch;
+    let metric = &mut [];
+    OperatorContext { cx, training, leaves, samples, keys, products, attention, rotary, loss, order, sums, metric }
 }

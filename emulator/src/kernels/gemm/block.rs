@@ -21,27 +21,32 @@ pub(crate) struct PanelBlock<'a> {
 impl<'a> PanelBlock<'a> {
     /// Returns the elements that a right operand of `steps` rows and `lanes` columns takes.
     pub(crate) fn right_len(simd: Simd, lanes: usize, steps: usize) -> usize {
-        PackLayout { lanes, steps, width: MicroKernel::of(simd).nr }.len()
+        one_block(simd, lanes, steps).len()
     }
 
     /// Packs a right operand of at most [`GEMM_INNER_BLOCK`] rows on the calling thread. `out` has at least the
     /// required length.
     pub(crate) fn pack_right(simd: Simd, precision: Precision, b: MatRef<'_>, out: &'a mut [f32]) -> Self {
         let source = PackSource::right(b);
-        let layout = source.layout(MicroKernel::of(simd).nr);
+        let layout = source.layout(MicroKernel::of(simd).nr, 1);
         assert!(layout.steps <= GEMM_INNER_BLOCK, "more than one block of steps");
         let data = &mut out[..layout.len()];
         if !data.is_empty() {
-            pack_panels(simd, precision, &source, layout.width, 0, 0, data);
+            pack_panels(simd, precision, &source, layout, 0, 0, data);
         }
         PanelBlock { data, width: layout.width, steps: layout.steps }
     }
 
     /// Returns a view of what [`PanelBlock::pack_right`] wrote to `data`.
     pub(crate) fn packed_right(simd: Simd, lanes: usize, steps: usize, data: &'a [f32]) -> Self {
-        let layout = PackLayout { lanes, steps, width: MicroKernel::of(simd).nr };
+        let layout = one_block(simd, lanes, steps);
         PanelBlock { data: &data[..layout.len()], width: layout.width, steps }
     }
+}
+
+/// Returns the layout of a right operand of at most one block of steps.
+fn one_block(simd: Simd, lanes: usize, steps: usize) -> PackLayout {
+    PackLayout { lanes, steps, block: GEMM_INNER_BLOCK, width: MicroKernel::of(simd).nr }
 }
 
 /// A left operand: packed panels, or an unpacked matrix, which is faster if the cache holds it.

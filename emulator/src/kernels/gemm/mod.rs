@@ -7,8 +7,12 @@
 //! is one chain of fused multiply-adds from zero in ascending order; the blocks are added one after the other; the
 //! total is added to C if requested; the bias is added last. Threads, tiles and instruction sets do not affect it.
 //! Adding a product into C has therefore the same bits as computing it separately and adding the two.
+//!
+//! [`gemm_over_leaves`] computes the products of several leaves and their sum along the [leaf tree](crate::tree), with
+//! the bits of separate products and additions, but writes C only once.
 
 mod block;
+mod leaf_sum;
 mod micro;
 mod pack;
 mod product;
@@ -23,6 +27,7 @@ use super::buffer::Buffer;
 use super::matrix::{MatMut, MatRef};
 use super::pool::rows_mut;
 use crate::numerics::{GEMM_INNER_BLOCK, Isa, Precision};
+use crate::tree::MAX_BLOCK_LEAVES;
 
 /// Columns packed in one work item.
 const PACK_GRAIN_LANES: usize = 384;
@@ -48,14 +53,19 @@ pub struct PackedB {
 impl PackedB {
     /// Creates an empty operand, to be filled by [`PackedB::pack`].
     pub fn new() -> Self {
-        let layout = PackLayout { lanes: 0, steps: 0, width: 1 };
+        let layout = PackLayout { lanes: 0, steps: 0, block: GEMM_INNER_BLOCK, width: 1 };
         PackedB { panels: Buffer::new(), layout, isa: Isa::Portable, precision: Precision::F32 }
     }
 
-    /// Packs `b`, reusing the memory.
+    /// Packs `b` for [`gemm`], reusing the memory.
     pub fn pack(&mut self, cx: Context<'_>, b: MatRef<'_>) {
+        self.pack_for_leaves(cx, b, 1);
+    }
+
+    /// Packs `b` for [`gemm_over_leaves`], reusing the memory.
+    pub fn pack_for_leaves(&mut self, cx: Context<'_>, b: MatRef<'_>, leaves: usize) {
         let source = PackSource::right(b);
-        self.layout = source.layout(MicroKernel::of(cx.simd).nr);
+        self.layout = source.layout(MicroKernel::of(cx.simd).nr, leaves);
         (self.isa, self.precision) = (cx.simd.isa(), cx.precision);
         pack_all(cx, &source, self.layout, self.panels.resize(self.layout.len()));
     }
@@ -125,37 +135,74 @@ impl GemmWorkspace {
 /// C = A·B or C + A·B, then plus `bias` (one value for each column).
 ///
 /// # Panics
-/// If shapes do not match, or a packed operand was packed for another instruction set or precision.
+/// If shapes do not match, or a packed operand was packed for another instruction set or precision, or for leaves.
 pub fn gemm<'b>(
     cx: Context<'_>,
     a: MatRef<'_>,
     b: impl Into<RightOperand<'b>>,
+    c: MatMut<'_>,
+    accumulate: Accumulate,
+    bias: Option<&[f32]>,
+    workspace: &mut GemmWorkspace,
+) {
+    multiply(cx, (a, b.into()), 1, c, accumulate, bias, workspace);
+}
+
+/// C = S or C + S, where S is the sum over `leaves` leaves, along their tree, of the products of columns of A and rows
+/// of B that belong to a leaf: the first ones to the first leaf.
+///
+/// # Panics
+/// If shapes do not match, there are more than [`MAX_BLOCK_LEAVES`] leaves, or several of more than
+/// [`GEMM_INNER_BLOCK`] steps, or a packed operand was packed for another instruction set, precision or number of
+/// leaves.
+pub fn gemm_over_leaves<'b>(
+    cx: Context<'_>,
+    a: MatRef<'_>,
+    b: impl Into<RightOperand<'b>>,
+    leaves: usize,
+    c: MatMut<'_>,
+    accumulate: Accumulate,
+    workspace: &mut GemmWorkspace,
+) {
+    multiply(cx, (a, b.into()), leaves, c, accumulate, None, workspace);
+}
+
+fn multiply(
+    cx: Context<'_>,
+    (a, b): (MatRef<'_>, RightOperand<'_>),
+    leaves: usize,
     mut c: MatMut<'_>,
     accumulate: Accumulate,
     bias: Option<&[f32]>,
     workspace: &mut GemmWorkspace,
 ) {
-    let (layout, right) = match b.into() {
+    assert!((1..=MAX_BLOCK_LEAVES).contains(&leaves), "{leaves} leaves");
+    let micro = MicroKernel::of(cx.simd);
+    let left = PackSource::left(a);
+    let left_layout = left.layout(micro.mr, leaves);
+    let (layout, right) = match b {
         RightOperand::Packed(packed) => {
             assert_eq!((packed.isa, packed.precision), (cx.simd.isa(), cx.precision), "packed for another profile");
             (packed.layout, packed.panels.as_slice())
         }
         RightOperand::View(b) => {
             let source = PackSource::right(b);
-            let layout = source.layout(MicroKernel::of(cx.simd).nr);
+            let layout = source.layout(micro.nr, leaves);
             let packed = workspace.right.resize(layout.len());
             pack_all(cx, &source, layout, packed);
             (layout, &*packed)
         }
     };
-    assert_eq!(a.cols(), layout.steps, "inner dimensions differ");
+    assert_eq!((a.cols(), left_layout.block), (layout.steps, layout.block), "inner dimensions differ");
     assert_eq!((c.rows(), c.cols()), (a.rows(), layout.lanes), "shape of C");
     assert!(bias.is_none_or(|bias| bias.len() == layout.lanes), "length of the bias");
     if a.cols() == 0 {
         return finish_empty(c, accumulate, bias);
     }
     if a.rows() > 0 && layout.lanes > 0 {
-        let product = Product::new(cx, PackSource::left(a), right, layout, c.target(), accumulate, bias);
+        let c = c.target();
+        let product =
+            Product { cx, micro, leaves, left, left_layout, right, right_layout: layout, c, accumulate, bias };
         // SAFETY: C has the shape of the product, by the assertions, and is borrowed until the call returns.
         unsafe { product.run(cx.pool, &mut workspace.threads) };
     }
@@ -175,15 +222,15 @@ fn finish_empty(mut c: MatMut<'_>, accumulate: Accumulate, bias: Option<&[f32]>)
 
 /// Packs a whole operand into `out`.
 fn pack_all(cx: Context<'_>, source: &PackSource<'_>, layout: PackLayout, out: &mut [f32]) {
-    let PackLayout { width, steps, .. } = layout;
+    let PackLayout { width, steps, block, .. } = layout;
     let mut rest = out;
-    for start in (0..steps).step_by(GEMM_INNER_BLOCK) {
+    for start in (0..steps).step_by(block.max(1)) {
         let panel_len = width * layout.block_steps(start);
         let (block, tail) = rest.split_at_mut(layout.panels() * panel_len);
         rest = tail;
         let grain = (PACK_GRAIN_LANES / width).max(1);
         cx.pool.for_each_rows(layout.panels(), grain, rows_mut(block, panel_len), |first, out| {
-            pack_panels(cx.simd, cx.precision, source, width, start, first, out.data);
+            pack_panels(cx.simd, cx.precision, source, layout, start, first, out.data);
         });
     }
 }

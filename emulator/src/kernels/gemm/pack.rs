@@ -1,8 +1,8 @@
 //! Packs an operand in the order in which the innermost kernel reads it.
 //!
 //! Both operands consist of *lanes* (rows of A, columns of B) times *steps* of the inner index. The packed form has
-//! blocks of [`GEMM_INNER_BLOCK`] steps; a block has panels of `width` lanes; a panel has one group of `width` elements
-//! per step. Lanes after the end of the last panel are zero.
+//! blocks of steps: of [`GEMM_INNER_BLOCK`], or those of one leaf if a product is summed over leaves. A block has panels
+//! of `width` lanes; a panel has one group of `width` elements per step. Lanes after the end of the last panel are zero.
 
 use crate::kernels::isa::{Simd, simd_fn};
 use crate::kernels::matrix::MatRef;
@@ -15,6 +15,8 @@ pub(crate) struct PackLayout {
     pub lanes: usize,
     /// Steps of the inner index.
     pub steps: usize,
+    /// Steps of a block; the last one may have fewer.
+    pub block: usize,
     /// Lanes of a panel.
     pub width: usize,
 }
@@ -32,7 +34,7 @@ impl PackLayout {
 
     /// Steps of the block that begins at step `start`.
     pub(crate) fn block_steps(self, start: usize) -> usize {
-        GEMM_INNER_BLOCK.min(self.steps - start)
+        self.block.min(self.steps - start)
     }
 
     /// Returns the range of panel `panel` of the block that begins at step `start`.
@@ -68,8 +70,18 @@ impl<'a> PackSource<'a> {
         PackSource::left(b.t())
     }
 
-    pub(crate) fn layout(&self, width: usize) -> PackLayout {
-        PackLayout { lanes: self.lanes, steps: self.steps, width }
+    /// Returns the layout with panels of `width` lanes of an operand whose steps are those of `leaves` leaves.
+    ///
+    /// # Panics
+    /// If the steps can't be divided by the leaves, or those of several leaves are more than one block each.
+    pub(crate) fn layout(&self, width: usize, leaves: usize) -> PackLayout {
+        let block = if leaves == 1 { GEMM_INNER_BLOCK } else { self.steps / leaves };
+        assert!(
+            self.steps.is_multiple_of(leaves) && block <= GEMM_INNER_BLOCK,
+            "{} steps of {leaves} leaves",
+            self.steps
+        );
+        PackLayout { lanes: self.lanes, steps: self.steps, block, width }
     }
 }
 
@@ -79,13 +91,12 @@ pub(crate) fn pack_panels(
     simd: Simd,
     precision: Precision,
     source: &PackSource<'_>,
-    width: usize,
+    layout: PackLayout,
     start: usize,
     first: usize,
     out: &mut [f32],
 ) {
-    let layout = source.layout(width);
-    let steps = layout.block_steps(start);
+    let (width, steps) = (layout.width, layout.block_steps(start));
     let count = out.len() / (width * steps).max(1);
     assert!(out.len() == count * width * steps && first + count <= layout.panels());
     let block = PackBlock { source: *source, start, steps, width, first };

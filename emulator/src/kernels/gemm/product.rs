@@ -26,8 +26,9 @@ const TILES_PER_THREAD: usize = 4;
 /// Scratch memory of a thread.
 #[derive(Debug, Default)]
 pub(super) struct ThreadScratch {
-    left: Buffer,
-    separate: Buffer,
+    pub left: Buffer,
+    /// Sums that are not added to C yet.
+    pub separate: Buffer,
 }
 
 impl ThreadScratch {
@@ -38,31 +39,20 @@ impl ThreadScratch {
 
 /// A product with a packed right operand. No dimension is zero.
 pub(super) struct Product<'a> {
-    cx: Context<'a>,
-    micro: MicroKernel,
-    left: PackSource<'a>,
-    left_layout: PackLayout,
-    right: &'a [f32],
-    right_layout: PackLayout,
-    c: MatPtr,
-    accumulate: Accumulate,
-    bias: Option<&'a [f32]>,
+    pub cx: Context<'a>,
+    pub micro: MicroKernel,
+    /// Leaves over which products are summed, each of one block of steps; 1 for a product that is not such a sum.
+    pub leaves: usize,
+    pub left: PackSource<'a>,
+    pub left_layout: PackLayout,
+    pub right: &'a [f32],
+    pub right_layout: PackLayout,
+    pub c: MatPtr,
+    pub accumulate: Accumulate,
+    pub bias: Option<&'a [f32]>,
 }
 
-impl<'a> Product<'a> {
-    pub(super) fn new(
-        cx: Context<'a>,
-        left: PackSource<'a>,
-        right: &'a [f32],
-        right_layout: PackLayout,
-        c: MatPtr,
-        accumulate: Accumulate,
-        bias: Option<&'a [f32]>,
-    ) -> Self {
-        let micro = MicroKernel::of(cx.simd);
-        Product { cx, micro, left, left_layout: left.layout(micro.mr), right, right_layout, c, accumulate, bias }
-    }
-
+impl Product<'_> {
     /// Computes all tiles on the threads of `pool`, with one `scratch` per thread.
     ///
     /// # Safety
@@ -79,7 +69,12 @@ impl<'a> Product<'a> {
             let (row, col) = (tile / across * tile_rows, tile % across * tile_cols);
             let (rows, cols) = (row..(row + tile_rows).min(m), col..(col + tile_cols).min(n));
             // SAFETY: tiles are disjoint, inside C, and each is computed once.
-            unsafe { self.tile(rows, cols, scratch) }
+            unsafe {
+                match self.leaves {
+                    1 => self.tile(rows, cols, scratch),
+                    _ => self.tile_over_leaves(rows, cols, scratch),
+                }
+            }
         });
     }
 
@@ -160,7 +155,7 @@ impl<'a> Product<'a> {
         let Context { simd, precision, .. } = self.cx;
         let (width, steps) = (self.micro.mr, self.left_layout.block_steps(start));
         let left = left.resize(rows.len().next_multiple_of(width) * steps);
-        pack_panels(simd, precision, &self.left, width, start, rows.start / width, left);
+        pack_panels(simd, precision, &self.left, self.left_layout, start, rows.start / width, left);
         let left = PanelBlock { data: left, width, steps };
         let (from, len) =
             (self.right_layout.offset(start, 0), self.right_layout.panels() * self.right_layout.width * steps);

@@ -4,6 +4,7 @@ use super::*;
 use crate::kernels::{ComputeThreads, Simd};
 use crate::numerics::bf16;
 use crate::numerics::init::Initializer;
+use crate::tree::Node;
 
 fn random(len: usize, key: u64) -> Vec<f32> {
     let mut values = vec![0.0; len];
@@ -68,6 +69,52 @@ fn elements_have_documented_bits_for_all_shapes_and_threads() {
                                 assert_eq!(c, expected, "{m}x{n}x{k} {layout} {simd:?} {accumulate:?}");
                             }
                         }
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// The sum of products over the leaves of `node`, each of `steps` steps, in the documented order.
+fn sum_over_leaves(node: Node, steps: usize, product: &impl Fn(usize) -> f32) -> f32 {
+    match node.children() {
+        None => product(node.start as usize * steps),
+        Some((left, right)) => sum_over_leaves(left, steps, product) + sum_over_leaves(right, steps, product),
+    }
+}
+
+#[test]
+fn sums_over_leaves_have_the_bits_of_separate_products() {
+    let pools = [ComputeThreads::inline(), ComputeThreads::new(2).unwrap()];
+    let shapes = [(9, 49, 33, 7), (100, 70, 1, 64), (17, 97, 5, 2), (8, 48, 40, 8), (3, 1000, 6, 3), (7, 5, 0, 4)];
+    for (number, (m, n, steps, leaves)) in shapes.into_iter().enumerate() {
+        let k = steps * leaves;
+        let (a_data, b_data) = (random(2 * (m * k + m + k), 1), random(2 * (n * k + n + k), 2));
+        let former = random(m * (n + 3), 3);
+        for (layout, precision) in [(0, Precision::F32), (1, Precision::F32), (2, Precision::Bf16)] {
+            let (a, b) = (view(&a_data, m, k, layout), view(&b_data, k, n, (layout + number) % 3));
+            let product = |i: usize, j: usize, start: usize| {
+                element(a.col_range(start, steps), b.row_range(start, steps), precision, i, j)
+            };
+            for accumulate in [Accumulate::Store, Accumulate::Add] {
+                let mut expected = former.clone();
+                for (i, row) in expected.chunks_mut(n + 3).enumerate() {
+                    for (j, c) in row[..n].iter_mut().enumerate() {
+                        let root = Node::new(0, leaves as u32);
+                        let sum = sum_over_leaves(root, steps, &|start| product(i, j, start));
+                        *c = if accumulate == Accumulate::Add { *c + sum } else { sum };
+                    }
+                }
+                for (simd, pool) in Simd::all().flat_map(|simd| pools.iter().map(move |pool| (simd, pool))) {
+                    let cx = Context { simd, pool, precision };
+                    let (mut workspace, mut packed) = (GemmWorkspace::new(), PackedB::new());
+                    packed.pack_for_leaves(cx, b, leaves);
+                    for b in [RightOperand::View(b), RightOperand::Packed(&packed)] {
+                        let mut c = former.clone();
+                        let view = MatMut::new(&mut c, m, n, n + 3);
+                        gemm_over_leaves(cx, a, b, leaves, view, accumulate, &mut workspace);
+                        assert_eq!(c, expected, "{m}x{n}x{steps} of {leaves} {layout} {simd:?} {accumulate:?}");
                     }
                 }
             }

@@ -11,7 +11,7 @@ mod of_logits;
 
 pub use of_logits::{backward_of_logits, forward_of_logits};
 
-use super::gemm::{Accumulate, GemmWorkspace, PackedB, gemm};
+use super::gemm::{Accumulate, GemmWorkspace, PackedB, gemm, gemm_over_leaves};
 use super::isa::{REDUCTION_LANES, max_lanes, simd_fn, sum_lanes};
 use super::math::{exp, tanh};
 use super::matrix::{MatMut, MatRef};
@@ -85,6 +85,8 @@ pub struct LossGradients<'a> {
     pub dweights: Option<&'a mut [f32]>,
     /// Gradient of the bias.
     pub dbias: Option<&'a mut [f32]>,
+    /// Number of leaves. The gradients of W and of the bias are summed along their tree.
+    pub leaves: usize,
     /// Whether `dweights` and `dbias` are stored or accumulated; `dx` is always stored.
     pub accumulate: Accumulate,
     /// Factor of all gradients.
@@ -132,7 +134,8 @@ pub fn logits_len(tokens: usize, vocabulary: usize) -> usize {
 }
 
 /// Computes the losses of the tokens. `lse` receives ln Σ exp(logit) of each token for [`backward`]. `logits` is memory
-/// of [`logits_len`] elements, or of tokens x vocabulary to keep all logits for [`backward`], block after block.
+/// of [`logits_len`] elements, or of tokens x vocabulary to keep all logits for [`backward`], block after block. `sums`
+/// receives the sums of each leaf; leaves have equal numbers of tokens.
 ///
 /// # Panics
 /// If lengths do not match or a label is not a word (see [`check_labels`]).
@@ -142,9 +145,11 @@ pub fn forward(
     ClassifierInput { x, labels }: ClassifierInput<'_>,
     lse: &mut [f32],
     logits: &mut [f32],
+    sums: &mut [LossSums],
     workspace: &mut LossWorkspace,
-) -> LossSums {
+) {
     classifier.check(x, labels);
+    assert!(labels.len().is_multiple_of(sums.len()));
     assert_eq!(lse.len(), labels.len());
     let LossWorkspace { tokens, gemm, .. } = workspace;
     begin(tokens, labels.len());
@@ -158,7 +163,11 @@ pub fn forward(
             advance(cx.simd, logits.data, width, block.start, labels.data, tokens.data);
         });
     }
-    finish(tokens, labels, lse)
+    let leaf = (labels.len() / sums.len()).max(1);
+    let leaves = tokens.chunks(leaf).zip(labels.chunks(leaf)).zip(lse.chunks_mut(leaf));
+    for (sums, ((tokens, labels), lse)) in sums.iter_mut().zip(leaves) {
+        *sums = finish(tokens, labels, lse);
+    }
 }
 
 /// Prepares the running values of `count` tokens.
@@ -197,7 +206,7 @@ pub fn backward(
     workspace: &mut LossWorkspace,
 ) {
     classifier.check(x, labels);
-    let LossGradients { mut dx, mut dweights, mut dbias, accumulate, factor } = gradients;
+    let LossGradients { mut dx, mut dweights, mut dbias, leaves, accumulate, factor } = gradients;
     let (count, hidden) = (labels.len(), classifier.hidden);
     let lse = saved.lse;
     assert_eq!(lse.len(), count);
@@ -207,7 +216,7 @@ pub fn backward(
     assert!(dbias.as_ref().is_none_or(|d| d.len() == classifier.vocabulary));
     let LossWorkspace { packed_x, gemm: scratch, .. } = workspace;
     if dweights.is_some() {
-        packed_x.pack(cx, MatRef::row_major(x, count, hidden));
+        packed_x.pack_for_leaves(cx, MatRef::row_major(x, count, hidden), leaves);
     }
     let mut dx_mode = Accumulate::Store;
     for block in classifier.blocks().rev() {
@@ -239,13 +248,14 @@ pub fn backward(
         }
         if let Some(dweights) = &mut dweights {
             let dweights = &mut dweights[block.start * hidden..block.end * hidden];
-            gemm(cx, errors.t(), &*packed_x, MatMut::row_major(dweights, width, hidden), accumulate, None, scratch);
+            let dweights = MatMut::row_major(dweights, width, hidden);
+            gemm_over_leaves(cx, errors.t(), &*packed_x, leaves, dweights, accumulate, scratch);
         }
         if let Some(dbias) = &mut dbias {
             let add = accumulate == Accumulate::Add;
             let (errors, dbias) = (errors.data(), rows_mut(&mut dbias[block.clone()], 1));
             cx.pool.for_each_rows(width, 256, dbias, |first, dbias| {
-                elementwise::column_sums(cx.simd, errors, width, first, dbias.data, add);
+                elementwise::column_sums(cx.simd, errors, width, leaves, first, dbias.data, add);
             });
         }
     }

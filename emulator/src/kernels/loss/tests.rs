@@ -69,17 +69,18 @@ fn forward_and_backward(
     let (dx, rest) = grads.split_at_mut(x.len());
     let (dw, db) = rest.split_at_mut(classifier.weights.len());
     let (dweights, dbias) = (Some(dw), Some(db));
-    let gradients = LossGradients { dx: Some(dx), dweights, dbias, accumulate: Accumulate::Add, factor };
+    let gradients = LossGradients { dx: Some(dx), dweights, dbias, leaves: 1, accumulate: Accumulate::Add, factor };
     let mut workspace = LossWorkspace::new();
     let tokens = ClassifierInput { x, labels };
     let mut lse = vec![f32::NAN; labels.len()];
     let mut logits = vec![f32::NAN; logits_len(labels.len(), classifier.vocabulary)];
     let mut kept = vec![f32::NAN; labels.len() * classifier.vocabulary];
     let memory = if keeps_logits { &mut kept } else { &mut logits };
-    let sums = forward(cx, classifier, tokens, &mut lse, memory, &mut workspace);
+    let mut sums = [LossSums::default()];
+    forward(cx, classifier, tokens, &mut lse, memory, &mut sums, &mut workspace);
     let saved = SavedLosses { lse: &lse, logits: keeps_logits.then_some(&kept[..]) };
     backward(cx, classifier, tokens, saved, gradients, &mut logits, &mut workspace);
-    (sums, grads)
+    (sums[0], grads)
 }
 
 fn values(case: &Case) -> Vec<f32> {
