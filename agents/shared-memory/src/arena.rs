@@ -6,12 +6,12 @@
 //! data    slot 0, slot 1, ...; `data` is the end of the counters, rounded up to a page
 //! ```
 //!
-//! Pages of slots that were never used take no memory.
+//! Pages of slots that were never used take no memory, except those that share a huge page with a used one.
 //!
-//! This file has all `unsafe` code of the crate. It relies on three facts about a mapping, which [`Arena`] establishes:
-//! its size is sealed and is the one that the header states, so that every slot lies inside of it and stays accessible;
-//! the counters are only accessed as atomics; a slot is written by its owner only, while its reference count is 1 and
-//! the only reference is the owner's [`FreeSlot`]. Readers hold a reference and never write.
+//! The `unsafe` code of this file relies on three facts about the mapping, which [`Arena`] establishes: the size of the
+//! file is sealed and is the one that the header states, so that every slot lies inside of it and stays accessible; the
+//! counters are only accessed as atomics; a slot is written by its owner only, while its reference count is 1 and the
+//! only reference is the owner's [`FreeSlot`]. Readers hold a reference and never write.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -20,11 +20,11 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
-use memmap2::MmapRaw;
 use millrace_engine::payload_memory::PayloadWriter;
 use rustix::fs::{MemfdFlags, OFlags, SealFlags};
 
 use crate::location::{ArenaId, Location};
+use crate::mapping::Mapping;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"MRARENA1");
 /// Bytes of the header, and of the counters of a slot: one cache line, so that agents that count references of
@@ -41,7 +41,7 @@ const SIZE_SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW);
 /// A mapped arena.
 pub struct Arena {
     id: ArenaId,
-    memory: MmapRaw,
+    memory: Mapping,
     slot_bytes: usize,
     slots: usize,
     /// The memory's file, by which other processes open it; `None` if another process owns the arena.
@@ -89,7 +89,7 @@ impl Arena {
         let file = File::from(rustix::fs::memfd_create("millrace", flags)?);
         file.set_len(bytes)?;
         rustix::fs::fcntl_add_seals(&file, SIZE_SEALS | SealFlags::SEAL)?;
-        let memory = MmapRaw::map_raw(&file)?;
+        let memory = Mapping::new(&file, usize::try_from(bytes).map_err(io::Error::other)?)?;
         let descriptor = u32::try_from(file.as_raw_fd()).map_err(io::Error::other)?;
         let id = ArenaId { process: std::process::id(), descriptor, serial };
         let arena = Self { id, memory, slot_bytes, slots, file: Some(file) };
@@ -117,7 +117,7 @@ impl Arena {
         if !seals.contains(SIZE_SEALS) || !(PAGE_BYTES as u64..=MAX_ARENA_BYTES).contains(&bytes) {
             return Err(OpenError::Invalid);
         }
-        let memory = MmapRaw::map_raw(&file)?;
+        let memory = Mapping::new(&file, usize::try_from(bytes).map_err(io::Error::other)?)?;
         let word = |word| header_word(&memory, word).load(Ordering::Relaxed);
         let size = |word: u64| usize::try_from(word).map_err(|_| OpenError::Invalid);
         if word(0) != MAGIC {
@@ -151,13 +151,13 @@ impl Arena {
 
     /// Returns the first address after the arena, by which it is found from an address in it.
     pub fn end_address(&self) -> usize {
-        self.memory.as_ptr() as usize + self.memory.len()
+        self.memory.as_mut_ptr() as usize + self.memory.len()
     }
 
     /// Returns the slot with `address`; `None` if the address lies in no slot.
     fn slot_at(&self, address: usize) -> Option<usize> {
         let data = self.data_offset();
-        let offset = address.checked_sub(self.memory.as_ptr() as usize + data)?;
+        let offset = address.checked_sub(self.memory.as_mut_ptr() as usize + data)?;
         let slot = offset / self.slot_bytes;
         (slot < self.slots).then_some(slot)
     }
@@ -197,7 +197,10 @@ impl Arena {
         fence(Ordering::Acquire);
         let [references, fills] = self.counters(slot);
         references.store(1, Ordering::Relaxed);
-        fills.fetch_add(1, Ordering::Relaxed);
+        if fills.fetch_add(1, Ordering::Relaxed) == 0 {
+            let start = self.data_offset() + slot * self.slot_bytes;
+            self.memory.use_huge_pages(start..start + self.slot_bytes);
+        }
         Some(FreeSlot { reference: SlotReference { arena: self.clone(), slot }, written: 0 })
     }
 
@@ -231,7 +234,7 @@ impl Arena {
 }
 
 /// Returns a number of the header. `memory` has at least a page.
-fn header_word(memory: &MmapRaw, word: usize) -> &AtomicU64 {
+fn header_word(memory: &Mapping, word: usize) -> &AtomicU64 {
     assert!(8 * word < LINE_BYTES && memory.len() >= LINE_BYTES);
     // SAFETY: the offset is a multiple of 8 from the start of a page and inside of the mapping, as asserted; the result
     // does not outlive the mapping, and all processes access these bytes as atomics only.

@@ -27,6 +27,7 @@
 mod arena;
 mod location;
 mod machine;
+mod mapping;
 mod memory;
 
 pub use location::{LOCATION_BYTES, Location};

@@ -18,7 +18,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use millrace_checkpoint::{Moments, RangeWriter, Section};
 use millrace_emulator::graph::{Tensor, TensorId};
-use millrace_emulator::kernels::{Simd, convert, elementwise};
+use millrace_emulator::kernels::{Buffer, Simd, convert, elementwise};
 use millrace_emulator::optimizers::{self, UpdateArrays, UpdateStep};
 use millrace_emulator::placement::{self, ShardId};
 use millrace_emulator::plan::{ChunkId, Encoding, StateShape};
@@ -46,20 +46,22 @@ const ARRAY_STAGGER_ELEMENTS: usize = 272;
 
 /// The data of a cell: w, moments, g, with [`ARRAY_STAGGER_ELEMENTS`] elements after each.
 pub struct ChunkArrays {
-    numbers: Vec<f32>,
+    numbers: Buffer,
     /// Elements of each array.
     lengths: Vec<usize>,
 }
 
 impl ChunkArrays {
-    fn zeros(lengths: Vec<usize>) -> Self {
-        let numbers = lengths.iter().map(|length| length + ARRAY_STAGGER_ELEMENTS).sum();
-        Self { numbers: vec![0.0; numbers], lengths }
+    /// Creates the arrays of cells, all zeros, in memory with huge pages: an update reads and writes all of them once.
+    fn zeros(cells: Vec<Vec<usize>>) -> impl Iterator<Item = Self> {
+        let numbers = |lengths: &Vec<usize>| lengths.iter().map(|length| length + ARRAY_STAGGER_ELEMENTS).sum();
+        let memory = Buffer::in_one_memory(&cells.iter().map(numbers).collect::<Vec<usize>>());
+        memory.into_iter().zip(cells).map(|(numbers, lengths)| Self { numbers, lengths })
     }
 
     fn array(&mut self, index: usize) -> &mut [f32] {
         let start: usize = self.lengths[..index].iter().map(|length| length + ARRAY_STAGGER_ELEMENTS).sum();
-        &mut self.numbers[start..start + self.lengths[index]]
+        &mut self.numbers.as_mut_slice()[start..start + self.lengths[index]]
     }
 
     fn arrays(&mut self) -> impl Iterator<Item = &mut [f32]> {
@@ -251,11 +253,11 @@ impl ShardStore {
         let settings = |tensor: &Tensor| job.optimizer().tensor_settings(&tensor.name, tensor.role.decays());
         let tensor_settings = plan.graph.tensors.iter().map(settings).collect();
         let arithmetic = OptimizerOps { job, simd, moments, masks, tensor_settings };
-        let numbers = |chunk: ChunkId| {
-            (is_owned(chunk) && arithmetic.cell_of(chunk) == chunk)
-                .then(|| ChunkArrays::zeros(arithmetic.lengths(chunk)))
-        };
-        let cells: Vec<_> = (0..plan.chunks.len()).map(numbers).collect();
+        let is_cell = |chunk: &ChunkId| is_owned(*chunk) && arithmetic.cell_of(*chunk) == *chunk;
+        let lengths = (0..plan.chunks.len()).filter(is_cell).map(|chunk| arithmetic.lengths(chunk)).collect();
+        let mut arrays = ChunkArrays::zeros(lengths);
+        let cells: Vec<_> =
+            (0..plan.chunks.len()).map(|chunk| is_cell(&chunk).then(|| arrays.next()).flatten()).collect();
         let largest = (0..plan.chunks.len()).map(|chunk| plan.chunks_updated_with(chunk).len()).max().unwrap_or(1);
         let copies = (MAX_SNAPSHOT_COPIES / largest.max(1)).max(1);
         Ok(Self {
