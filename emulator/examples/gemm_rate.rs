@@ -6,7 +6,7 @@
 use std::time::Instant;
 
 use millrace_emulator::kernels::{
-    Accumulate, ComputeThreads, Context, GemmWorkspace, MatMut, MatRef, PackedB, Simd, gemm, peak,
+    Accumulate, Buffer, ComputeThreads, Context, GemmWorkspace, MatMut, MatRef, PackedB, Simd, gemm, peak,
 };
 use millrace_emulator::numerics::{Isa, Precision};
 
@@ -24,18 +24,23 @@ fn time(mut f: impl FnMut()) -> f64 {
     best
 }
 
-fn values(len: usize) -> Vec<f32> {
-    (0..len).map(|i| (i.wrapping_mul(2_654_435_761) % 2048) as f32 / 1024.0 - 1.0).collect()
+/// Numbers in memory as a device has it, with huge pages.
+fn values(len: usize) -> Buffer {
+    let mut values = Buffer::with_len(len);
+    for (i, value) in values.as_mut_slice().iter_mut().enumerate() {
+        *value = (i.wrapping_mul(2_654_435_761) % 2048) as f32 / 1024.0 - 1.0;
+    }
+    values
 }
 
 /// Measures the three products of a linear layer: forward, input gradient, weight gradient (accumulated).
 fn linear(cx: Context<'_>, tokens: usize, inputs: usize, outputs: usize) -> [f64; 3] {
     let (x, w, dy) = (values(tokens * inputs), values(outputs * inputs), values(tokens * outputs));
-    let (mut y, mut dx, mut dw) =
-        (vec![0.0; tokens * outputs], vec![0.0; tokens * inputs], vec![0.0; outputs * inputs]);
+    let [mut y, mut dx, mut dw] = [tokens * outputs, tokens * inputs, outputs * inputs].map(Buffer::with_len);
+    let [y, dx, dw] = [&mut y, &mut dx, &mut dw].map(Buffer::as_mut_slice);
     let mut workspace = GemmWorkspace::new();
-    let (x, dy) = (MatRef::row_major(&x, tokens, inputs), MatRef::row_major(&dy, tokens, outputs));
-    let w = MatRef::row_major(&w, outputs, inputs);
+    let (x, dy) = (MatRef::row_major(x.as_slice(), tokens, inputs), MatRef::row_major(dy.as_slice(), tokens, outputs));
+    let w = MatRef::row_major(w.as_slice(), outputs, inputs);
     let (mut forward, mut backward) = (PackedB::new(), PackedB::new());
     forward.pack(cx, w.t());
     backward.pack(cx, w);
@@ -44,9 +49,9 @@ fn linear(cx: Context<'_>, tokens: usize, inputs: usize, outputs: usize) -> [f64
     };
     let (store, add) = (Accumulate::Store, Accumulate::Add);
     [
-        rate(&mut |ws| gemm(cx, x, &forward, MatMut::row_major(&mut y, tokens, outputs), store, None, ws)),
-        rate(&mut |ws| gemm(cx, dy, &backward, MatMut::row_major(&mut dx, tokens, inputs), store, None, ws)),
-        rate(&mut |ws| gemm(cx, dy.t(), x, MatMut::row_major(&mut dw, outputs, inputs), add, None, ws)),
+        rate(&mut |ws| gemm(cx, x, &forward, MatMut::row_major(y, tokens, outputs), store, None, ws)),
+        rate(&mut |ws| gemm(cx, dy, &backward, MatMut::row_major(dx, tokens, inputs), store, None, ws)),
+        rate(&mut |ws| gemm(cx, dy.t(), x, MatMut::row_major(dw, outputs, inputs), add, None, ws)),
     ]
 }
 
