@@ -94,8 +94,8 @@ pub(super) struct PartialGradients {
     layer: Option<LayerId>,
     /// For each group of the layer.
     open: Vec<OpenSums>,
-    /// Sums over leaves of the current block, of the operator that computes them one after the other: the memory of each
-    /// of its tensors.
+    /// Sums over leaves of the current block, of the operator that computes them one after the other: the memory of
+    /// each of its tensors.
     leaf_sums: Vec<[Option<usize>; MAX_PARAMS]>,
     memory: Vec<Buffer>,
     /// Which buffers are in use.

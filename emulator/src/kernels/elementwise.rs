@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn column_sums_run_down_the_rows_of_leaves_however_columns_are_cut() {
+    fn column_sums_are_those_of_leaves_for_any_cut() {
         let (rows, width) = (36, 150);
         let x = uniform(rows * width, -1.0, 1.0, 1);
         let former = uniform(width, -1.0, 1.0, 2);

@@ -102,8 +102,8 @@ simd_fn! {
     }
 }
 
-/// Returns the sum over `positions`, all of one token, of `columns` elements of `dy` from `begin` on. A leaf without the
-/// token adds zero, which changes nothing, because no sum that begins with +0 is -0.
+/// Returns the sum over `positions`, all of one token, of `columns` elements of `dy` from `begin` on. A leaf without
+/// the token adds zero, which changes nothing, because no sum that begins with +0 is -0.
 #[inline(always)]
 fn sum_of_token(
     ScatterRows { dy, width, leaves, .. }: ScatterRows<'_>,

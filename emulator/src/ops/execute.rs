@@ -291,9 +291,9 @@ pub trait Executor: Operator {
         self.forward(context, io);
     }
 
-    /// Returns whether one call computes all leaves of a block: the output and the gradients of inputs as if it were one
-    /// leaf, the gradients of tensors and the sums of a loss for each leaf, those of tensors added along the leaf tree.
-    /// Worth it for operators with large tensors. Their inputs are not constants.
+    /// Returns whether one call computes all leaves of a block: the output and the gradients of inputs as if the block
+    /// were one leaf; the gradients of tensors of each leaf, added along the leaf tree; and the sums of a loss of each
+    /// leaf. Operators with large tensors do that. A device makes such calls only if no input is a constant.
     fn spans_leaves(&self) -> bool {
         false
     }

@@ -1,8 +1,9 @@
 //! Packs an operand in the order in which the innermost kernel reads it.
 //!
 //! Both operands consist of *lanes* (rows of A, columns of B) times *steps* of the inner index. The packed form has
-//! blocks of steps: of [`GEMM_INNER_BLOCK`], or those of one leaf if a product is summed over leaves. A block has panels
-//! of `width` lanes; a panel has one group of `width` elements per step. Lanes after the end of the last panel are zero.
+//! blocks of steps: of [`GEMM_INNER_BLOCK`], or those of one leaf if a product is summed over leaves. A block has
+//! panels of `width` lanes; a panel has one group of `width` elements per step. Lanes after the end of the last panel
+//! are zero.
 
 use crate::kernels::isa::{Simd, simd_fn};
 use crate::kernels::matrix::MatRef;
