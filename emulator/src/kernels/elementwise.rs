@@ -1,6 +1,7 @@
 //! Sums, scales, column sums and norms of slices.
 
 use super::isa::{REDUCTION_LANES, Simd, simd_fn};
+use super::leaf_sums::{LeafSums, STRIP};
 use crate::tree::{MAX_BLOCK_LEAVES, Node};
 
 simd_fn! {
@@ -86,11 +87,6 @@ pub fn column_sums(
     sum_columns(simd, x, width, &joins[..leaves], first, sums, accumulate);
 }
 
-/// Columns summed at once, in registers.
-const STRIP: usize = 4 * REDUCTION_LANES;
-/// Sums of leaves that are open at once.
-const OPEN_SUMS: usize = MAX_BLOCK_LEAVES.ilog2() as usize + 1;
-
 simd_fn! {
     /// See [`column_sums`]. `joins` holds, for each leaf, the number of joins that follow it.
     fn sum_columns(x: &[f32], width: usize, joins: &[u32], first: usize, sums: &mut [f32], accumulate: bool) {
@@ -98,18 +94,11 @@ simd_fn! {
         assert!(first + sums.len() <= width && leaf.is_multiple_of(width.max(1)) && leaf * joins.len() == x.len());
         for (strip, sums) in sums.chunks_mut(STRIP).enumerate() {
             let begin = first + strip * STRIP;
-            let mut open = [[0.0f32; STRIP]; OPEN_SUMS];
-            let mut count = 0;
+            let mut of_leaves = LeafSums::new();
             for (leaf, joins) in x.chunks_exact(leaf.max(1)).zip(joins) {
-                open[count] = sum_strip(leaf, width, begin, sums.len());
-                for _ in 0..*joins {
-                    let [left, right] = [open[count - 1], open[count]];
-                    open[count - 1] = std::array::from_fn(|column| left[column] + right[column]);
-                    count -= 1;
-                }
-                count += 1;
+                of_leaves.push(sum_strip(leaf, width, begin, sums.len()), *joins);
             }
-            for (sum, total) in sums.iter_mut().zip(open[0]) {
+            for (sum, total) in sums.iter_mut().zip(of_leaves.total()) {
                 *sum = if accumulate { *sum + total } else { total };
             }
         }

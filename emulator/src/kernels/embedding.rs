@@ -3,8 +3,9 @@
 //! Token numbers come from data. Check them with [`check_tokens`] where data enters; the kernels panic on a token
 //! outside of the table.
 
-use super::isa::{REDUCTION_LANES, simd_fn};
-use crate::tree::{MAX_BLOCK_LEAVES, Node};
+use super::isa::simd_fn;
+use super::leaf_sums::{LeafSums, STRIP};
+use crate::tree::Node;
 
 /// Returns the position and value of the first token outside of a table of `vocabulary` rows.
 pub fn check_tokens(tokens: &[i32], vocabulary: usize) -> Result<(), (usize, i32)> {
@@ -70,18 +71,13 @@ pub fn sort_tokens(tokens: &[i32], order: &mut Vec<TokenPosition>) {
     order.sort_unstable();
 }
 
-/// Elements of a row that are summed at once.
-const STRIP: usize = 4 * REDUCTION_LANES;
-/// Sums of leaves that are open at once.
-const OPEN_SUMS: usize = MAX_BLOCK_LEAVES.ilog2() as usize + 1;
-
 simd_fn! {
     /// Adds to rows `first ..` of a table's gradient (or stores in them, if not `accumulate`) the sums of the rows of
     /// `dy` at the positions of each token: those of a leaf in ascending order to zero, the sums of leaves along their
     /// tree, and the total to the previous content. Rows may be distributed over threads.
     ///
     /// # Panics
-    /// If lengths do not match, or there are more than [`MAX_BLOCK_LEAVES`] leaves.
+    /// If lengths do not match, or there are more than [`crate::tree::MAX_BLOCK_LEAVES`] leaves.
     pub fn scatter(rows: ScatterRows<'_>, first: usize, dtable: &mut [f32], accumulate: bool) {
         let ScatterRows { width, order, .. } = rows;
         if !accumulate {
@@ -113,25 +109,19 @@ fn sum_of_token(
 ) -> [f32; STRIP] {
     let leaf_positions = dy.len() / width.max(1) / leaves;
     let tree = Node::new(0, leaves as u32);
-    let mut open = [[0.0f32; STRIP]; OPEN_SUMS];
-    let mut count = 0;
+    let mut of_leaves = LeafSums::new();
     for leaf in 0..leaves {
-        open[count] = [0.0; STRIP];
+        let mut of_leaf = [0.0; STRIP];
         while let Some(((_, position), rest)) = positions.split_first()
             && (*position as usize) < (leaf + 1) * leaf_positions
         {
             let dy = &dy[*position as usize * width + begin..][..columns];
-            open[count].iter_mut().zip(dy).for_each(|(sum, dy)| *sum += dy);
+            of_leaf.iter_mut().zip(dy).for_each(|(sum, dy)| *sum += dy);
             positions = rest;
         }
-        for _ in 0..tree.joins_after(leaf as u32) {
-            let [left, right] = [open[count - 1], open[count]];
-            open[count - 1] = std::array::from_fn(|column| left[column] + right[column]);
-            count -= 1;
-        }
-        count += 1;
+        of_leaves.push(of_leaf, tree.joins_after(leaf as u32));
     }
-    open[0]
+    of_leaves.total()
 }
 
 simd_fn! {

@@ -32,6 +32,7 @@ pub mod embedding;
 pub mod ftz;
 pub mod gemm;
 pub mod isa;
+mod leaf_sums;
 pub mod loss;
 mod math;
 pub mod matrix;
