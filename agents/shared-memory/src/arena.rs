@@ -89,7 +89,7 @@ impl Arena {
         let file = File::from(rustix::fs::memfd_create("millrace", flags)?);
         file.set_len(bytes)?;
         rustix::fs::fcntl_add_seals(&file, SIZE_SEALS | SealFlags::SEAL)?;
-        let memory = Mapping::new(&file, usize::try_from(bytes).map_err(io::Error::other)?)?;
+        let memory = Mapping::new(&file, bytes)?;
         let descriptor = u32::try_from(file.as_raw_fd()).map_err(io::Error::other)?;
         let id = ArenaId { process: std::process::id(), descriptor, serial };
         let arena = Self { id, memory, slot_bytes, slots, file: Some(file) };
@@ -117,7 +117,7 @@ impl Arena {
         if !seals.contains(SIZE_SEALS) || !(PAGE_BYTES as u64..=MAX_ARENA_BYTES).contains(&bytes) {
             return Err(OpenError::Invalid);
         }
-        let memory = Mapping::new(&file, usize::try_from(bytes).map_err(io::Error::other)?)?;
+        let memory = Mapping::new(&file, bytes)?;
         let word = |word| header_word(&memory, word).load(Ordering::Relaxed);
         let size = |word: u64| usize::try_from(word).map_err(|_| OpenError::Invalid);
         if word(0) != MAGIC {
@@ -198,7 +198,7 @@ impl Arena {
         let [references, fills] = self.counters(slot);
         references.store(1, Ordering::Relaxed);
         if fills.fetch_add(1, Ordering::Relaxed) == 0 {
-            let start = self.data_offset() + slot * self.slot_bytes;
+            let start = self.slot_offset(slot);
             self.memory.use_huge_pages(start..start + self.slot_bytes);
         }
         Some(FreeSlot { reference: SlotReference { arena: self.clone(), slot }, written: 0 })
@@ -208,13 +208,21 @@ impl Arena {
         self.memory.len() - self.slot_bytes * self.slots
     }
 
+    /// Returns the first byte of a slot, from the beginning of the arena.
+    ///
+    /// # Panics
+    /// If there is no such slot.
+    fn slot_offset(&self, slot: usize) -> usize {
+        assert!(slot < self.slots);
+        self.data_offset() + slot * self.slot_bytes
+    }
+
     /// Returns the address of a slot.
     ///
     /// # Panics
     /// If there is no such slot.
     fn slot_pointer(&self, slot: usize) -> *mut u8 {
-        assert!(slot < self.slots);
-        self.memory.as_mut_ptr().wrapping_add(self.data_offset() + slot * self.slot_bytes)
+        self.memory.as_mut_ptr().wrapping_add(self.slot_offset(slot))
     }
 
     /// Returns the number of references of a slot, and how many times it was filled.

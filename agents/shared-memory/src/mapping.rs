@@ -1,8 +1,9 @@
 //! A shared mapping of a memory file that may have huge pages.
 //!
-//! With pages of 4 KiB, a payload of 1 MiB costs 256 TLB misses in each process that reads it, more than the reading in
-//! a virtual machine. By default a kernel gives memory files small pages, and addresses of mappings that don't allow
-//! others; so this mapping begins at a multiple of a huge page, and its owner requests huge pages explicitly.
+//! With pages of 4 KiB, a payload of 1 MiB costs 256 TLB misses in each process that reads it. In a virtual machine
+//! they take longer than the reading itself. By default, Linux gives memory files small pages and maps them at
+//! addresses where huge pages are impossible. So a [`Mapping`] begins at a multiple of a huge page, and the owner of the
+//! file requests huge pages by [`Mapping::use_huge_pages`].
 
 use std::fs::File;
 use std::io;
@@ -29,11 +30,12 @@ unsafe impl Send for Mapping {}
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// Maps `len` bytes of `file`, at least one.
+    /// Maps the first `len` bytes of `file`, at least one.
     ///
     /// # Errors
     /// The system can't map them.
-    pub fn new(file: &File, len: usize) -> io::Result<Self> {
+    pub fn new(file: &File, len: u64) -> io::Result<Self> {
+        let len = usize::try_from(len).map_err(io::Error::other)?;
         let reserved_len = len.checked_add(HUGE_PAGE_BYTES).ok_or(io::ErrorKind::InvalidInput)?;
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
         // SAFETY: a new mapping at an address that the system chooses replaces no memory of the process.
@@ -96,7 +98,7 @@ mod tests {
     fn file_is_mapped_at_a_huge_page_and_keeps_its_content() {
         let mut file = tempfile::tempfile().unwrap();
         file.write_all(&vec![7; 3 * HUGE_PAGE_BYTES + 4096]).unwrap();
-        let mapping = Mapping::new(&file, 3 * HUGE_PAGE_BYTES + 4096).unwrap();
+        let mapping = Mapping::new(&file, file.metadata().unwrap().len()).unwrap();
         assert_eq!(mapping.as_mut_ptr() as usize % HUGE_PAGE_BYTES, 0);
         for range in [0..1, HUGE_PAGE_BYTES - 1..2 * HUGE_PAGE_BYTES, 3 * HUGE_PAGE_BYTES..3 * HUGE_PAGE_BYTES + 4096] {
             mapping.use_huge_pages(range);
@@ -108,6 +110,6 @@ mod tests {
         let mut read = [0];
         file.read_exact_at(&mut read, HUGE_PAGE_BYTES as u64 + 5).unwrap();
         assert_eq!(read, [9]);
-        assert!(Mapping::new(&file, 0).is_err() && Mapping::new(&file, usize::MAX).is_err());
+        assert!(Mapping::new(&file, 0).is_err() && Mapping::new(&file, u64::MAX).is_err());
     }
 }

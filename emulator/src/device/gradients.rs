@@ -1,8 +1,9 @@
 //! Partial sums of gradients, joined along the leaf tree as blocks of leaves are computed, left to right.
 //!
 //! If a block is the right half of its node, its gradient is accumulated directly into the gradient of the left half.
-//! An operator that computes one leaf after the other, or whose accumulation has not the bits of a separate addition,
-//! writes the gradients of its tensors for each leaf to memory of their own, from which the sum of the block is made.
+//! Some operators do not compute all leaves of a block in one call, or do not accumulate with the bits of a separate
+//! addition. Their gradients of each leaf are computed and added in temporary memory, and only the sum of the block is
+//! written to its destination.
 
 use std::ops::Range;
 

@@ -1,7 +1,7 @@
 //! Sums, scales, column sums and norms of slices.
 
 use super::isa::{REDUCTION_LANES, Simd, simd_fn};
-use super::leaf_sums::{LeafSums, STRIP};
+use super::strip_sums::{STRIP, StripSums};
 use crate::tree::{MAX_BLOCK_LEAVES, Node};
 
 simd_fn! {
@@ -94,7 +94,7 @@ simd_fn! {
         assert!(first + sums.len() <= width && leaf.is_multiple_of(width.max(1)) && leaf * joins.len() == x.len());
         for (strip, sums) in sums.chunks_mut(STRIP).enumerate() {
             let begin = first + strip * STRIP;
-            let mut of_leaves = LeafSums::new();
+            let mut of_leaves = StripSums::new();
             for (leaf, joins) in x.chunks_exact(leaf.max(1)).zip(joins) {
                 of_leaves.push(sum_strip(leaf, width, begin, sums.len()), *joins);
             }
@@ -156,7 +156,7 @@ simd_fn! {
 mod tests {
     use super::*;
     use crate::kernels::pool::{ComputeThreads, rows_mut};
-    use crate::kernels::testing::{every_simd, uniform};
+    use crate::kernels::testing::{every_simd, sum_along_tree, uniform};
 
     #[test]
     fn sums_and_scales() {
@@ -209,11 +209,6 @@ mod tests {
             });
             assert_eq!(parts, expected);
         }
-    }
-
-    fn sum_along_tree(node: Node, of_leaf: &impl Fn(u32) -> f32) -> f32 {
-        let Some((left, right)) = node.children() else { return of_leaf(node.start) };
-        sum_along_tree(left, of_leaf) + sum_along_tree(right, of_leaf)
     }
 
     #[test]

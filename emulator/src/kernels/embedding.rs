@@ -4,7 +4,7 @@
 //! outside of the table.
 
 use super::isa::simd_fn;
-use super::leaf_sums::{LeafSums, STRIP};
+use super::strip_sums::{STRIP, StripSums};
 use crate::tree::Node;
 
 /// Returns the position and value of the first token outside of a table of `vocabulary` rows.
@@ -109,7 +109,7 @@ fn sum_of_token(
 ) -> [f32; STRIP] {
     let leaf_positions = dy.len() / width.max(1) / leaves;
     let tree = Node::new(0, leaves as u32);
-    let mut of_leaves = LeafSums::new();
+    let mut of_leaves = StripSums::new();
     for leaf in 0..leaves {
         let mut of_leaf = [0.0; STRIP];
         while let Some(((_, position), rest)) = positions.split_first()

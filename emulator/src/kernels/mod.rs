@@ -32,7 +32,6 @@ pub mod embedding;
 pub mod ftz;
 pub mod gemm;
 pub mod isa;
-mod leaf_sums;
 pub mod loss;
 mod math;
 pub mod matrix;
@@ -43,6 +42,7 @@ pub mod rms_norm;
 pub mod rotary;
 pub mod softmax;
 pub mod strided;
+mod strip_sums;
 #[cfg(test)]
 pub(crate) mod testing;
 mod vector;

@@ -2,6 +2,7 @@
 
 use super::isa::Simd;
 use crate::numerics::init::Initializer;
+use crate::tree::Node;
 
 /// Seeded values between `low` and `high`.
 pub(crate) fn uniform(len: usize, low: f64, high: f64, key: u64) -> Vec<f32> {
@@ -53,4 +54,10 @@ pub(crate) fn gradient(f: impl Fn(&[f64]) -> f64, x: &[f32]) -> Vec<f64> {
             )
         })
         .collect()
+}
+
+/// Returns the sum of `of_leaf` over the leaves below `node`, along the leaf tree.
+pub(crate) fn sum_along_tree(node: Node, of_leaf: &impl Fn(u32) -> f32) -> f32 {
+    let Some((left, right)) = node.children() else { return of_leaf(node.start) };
+    sum_along_tree(left, of_leaf) + sum_along_tree(right, of_leaf)
 }

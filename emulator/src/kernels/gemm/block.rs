@@ -131,6 +131,14 @@ pub(crate) fn block_product(
     unsafe { sweep(micro, left, right, rows, cols, c.target(), add, None, part_of) }
 }
 
+/// Returns the elements of the next panel of B that a kernel tile prefetches in [`UNROLL_STEPS`] steps. While the tiles
+/// of `rows` rows use a panel, each prefetches its share of the next one, and no more: other lines would take the place
+/// of A in the cache.
+pub(super) fn next_panel_stride(micro: MicroKernel, rows: usize) -> usize {
+    let tiles = rows.div_ceil(micro.mr).max(1);
+    (UNROLL_STEPS * micro.nr).div_ceil(tiles).min(CACHE_LINE_ELEMENTS)
+}
+
 /// Computes all kernel tiles of a product of packed blocks.
 ///
 /// # Safety
@@ -149,10 +157,7 @@ pub(super) unsafe fn sweep(
     part_of: impl Fn(usize, usize) -> TileRegion,
 ) {
     assert!(right.width == micro.nr && bias.is_none_or(|bias| bias.len() >= cols.len()));
-    // While the rows iterate over a panel of B, each prefetches its share of the next one, and no more: other lines
-    // would take the place of A in the cache.
-    let tiles = rows.len().div_ceil(micro.mr).max(1);
-    let next_stride = (UNROLL_STEPS * micro.nr).div_ceil(tiles).min(CACHE_LINE_ELEMENTS);
+    let next_stride = next_panel_stride(micro, rows.len());
     for col in cols.clone().step_by(micro.nr) {
         let next_panel = right.data.as_ptr().wrapping_add((col + micro.nr) * right.steps);
         for row in rows.clone().step_by(micro.mr) {

@@ -6,6 +6,7 @@
 use std::ops::Range;
 
 use super::Accumulate;
+use super::block::next_panel_stride;
 use super::micro::{MicroKernel, Tile, UNROLL_STEPS};
 use super::pack::pack_panels;
 use super::product::{Product, ThreadScratch};
@@ -13,6 +14,7 @@ use crate::kernels::elementwise;
 use crate::kernels::isa::Simd;
 use crate::kernels::matrix::MatPtr;
 use crate::kernels::vector::{CACHE_LINE_ELEMENTS, prefetch};
+use crate::tree::Node;
 
 /// Packed operands of all leaves, for the rows of one tile of C and all of its columns.
 struct LeafOperands<'a> {
@@ -63,7 +65,7 @@ impl Product<'_> {
             left_stride,
             right: self.right,
             right_stride: right.offset(steps, 0),
-            next_stride: (UNROLL_STEPS * nr).div_ceil(rows.len().div_ceil(mr)).min(CACHE_LINE_ELEMENTS),
+            next_stride: next_panel_stride(self.micro, rows.len()),
         };
         let levels = self.leaves.next_power_of_two().ilog2() as usize;
         let sums = separate.resize((levels + 1) * mr * nr);
@@ -75,7 +77,7 @@ impl Product<'_> {
                 unsafe {
                     let c = self.c.offset(row, col);
                     prefetch_tile(c, at);
-                    operands.sum(0..self.leaves, at, sums);
+                    operands.sum(Node::new(0, self.leaves as u32), at, sums);
                     finish(self.cx.simd, c, at, &sums[..mr * nr], nr, self.accumulate);
                 }
             }
@@ -84,24 +86,21 @@ impl Product<'_> {
 }
 
 impl LeafOperands<'_> {
-    /// Computes the sum over `leaves` of their products, in the first tile of `sums`.
-    fn sum(&self, leaves: Range<usize>, at: TilePosition, sums: &mut [f32]) {
-        if leaves.len() == 1 {
-            return self.product(leaves.start, at, sums, false);
+    /// Computes the sum of the products of the leaves below `node`, in the first tile of `sums`.
+    fn sum(&self, node: Node, at: TilePosition, sums: &mut [f32]) {
+        let Some((left, right)) = node.children() else { return self.product(node.start, at, sums, false) };
+        self.sum(left, at, sums);
+        if right.leaves() == 1 {
+            return self.product(right.start, at, sums, true);
         }
-        let middle = leaves.start + leaves.len() / 2;
-        self.sum(leaves.start..middle, at, sums);
-        if leaves.end - middle == 1 {
-            return self.product(middle, at, sums, true);
-        }
-        let (left, right) = sums.split_at_mut(self.micro.mr * self.micro.nr);
-        self.sum(middle..leaves.end, at, right);
-        elementwise::add_assign(self.simd, left, &right[..left.len()]);
+        let (sum, of_right) = sums.split_at_mut(self.micro.mr * self.micro.nr);
+        self.sum(right, at, of_right);
+        elementwise::add_assign(self.simd, sum, &of_right[..sum.len()]);
     }
 
     /// Stores the product of a leaf in the first tile of `sums`, or adds it.
-    fn product(&self, leaf: usize, at: TilePosition, sums: &mut [f32], add: bool) {
-        let (mr, nr, steps) = (self.micro.mr, self.micro.nr, self.steps);
+    fn product(&self, leaf: u32, at: TilePosition, sums: &mut [f32], add: bool) {
+        let (mr, nr, steps, leaf) = (self.micro.mr, self.micro.nr, self.steps, leaf as usize);
         let a = &self.left[leaf * self.left_stride + at.row * steps..][..mr * steps];
         let panel = leaf * self.right_stride + at.col * steps;
         let b = &self.right[panel..][..nr * steps];

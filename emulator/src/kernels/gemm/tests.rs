@@ -1,6 +1,7 @@
 //! Products against f64, bits against each other.
 
 use super::*;
+use crate::kernels::testing::sum_along_tree;
 use crate::kernels::{ComputeThreads, Simd};
 use crate::numerics::bf16;
 use crate::numerics::init::Initializer;
@@ -76,14 +77,6 @@ fn elements_have_documented_bits_for_all_shapes_and_threads() {
     }
 }
 
-/// The sum of products over the leaves of `node`, each of `steps` steps, in the documented order.
-fn sum_over_leaves(node: Node, steps: usize, product: &impl Fn(usize) -> f32) -> f32 {
-    match node.children() {
-        None => product(node.start as usize * steps),
-        Some((left, right)) => sum_over_leaves(left, steps, product) + sum_over_leaves(right, steps, product),
-    }
-}
-
 #[test]
 fn sums_over_leaves_have_the_bits_of_separate_products() {
     let pools = [ComputeThreads::inline(), ComputeThreads::new(2).unwrap()];
@@ -102,7 +95,7 @@ fn sums_over_leaves_have_the_bits_of_separate_products() {
                 for (i, row) in expected.chunks_mut(n + 3).enumerate() {
                     for (j, c) in row[..n].iter_mut().enumerate() {
                         let root = Node::new(0, leaves as u32);
-                        let sum = sum_over_leaves(root, steps, &|start| product(i, j, start));
+                        let sum = sum_along_tree(root, &|leaf| product(i, j, leaf as usize * steps));
                         *c = if accumulate == Accumulate::Add { *c + sum } else { sum };
                     }
                 }

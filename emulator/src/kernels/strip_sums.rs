@@ -9,15 +9,15 @@ pub(super) const STRIP: usize = 4 * REDUCTION_LANES;
 const MAX_OPEN_SUMS: usize = MAX_BLOCK_LEAVES.ilog2() as usize + 1;
 
 /// The open sums of a strip, of nodes of the tree from left to right.
-pub(super) struct LeafSums {
+pub(super) struct StripSums {
     open: [[f32; STRIP]; MAX_OPEN_SUMS],
     count: usize,
 }
 
-impl LeafSums {
+impl StripSums {
     #[inline(always)]
     pub(super) fn new() -> Self {
-        LeafSums { open: [[0.0; STRIP]; MAX_OPEN_SUMS], count: 0 }
+        StripSums { open: [[0.0; STRIP]; MAX_OPEN_SUMS], count: 0 }
     }
 
     /// Appends the sum of the next leaf, and makes the [joins that follow it](crate::tree::Node::joins_after).
