@@ -2,8 +2,8 @@
 //!
 //! With pages of 4 KiB, a payload of 1 MiB costs 256 TLB misses in each process that reads it. In a virtual machine
 //! they take longer than the reading itself. By default, Linux gives memory files small pages and maps them at
-//! addresses where huge pages are impossible. So a [`Mapping`] begins at a multiple of a huge page, and the owner of the
-//! file requests huge pages by [`Mapping::use_huge_pages`].
+//! addresses where huge pages are impossible. So a [`Mapping`] begins at a multiple of a huge page, and the owner of
+//! the file requests huge pages by [`Mapping::use_huge_pages`].
 
 use std::fs::File;
 use std::io;
