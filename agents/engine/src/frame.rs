@@ -31,7 +31,8 @@ pub struct Frame {
     pub key: FrameKey,
     /// Its data.
     pub payload: Payload,
-    /// Checksum of the payload, if a link has checked it. A forwarded payload keeps the checksum it was received with.
+    /// Checksum of the payload, if the payload itself arrived over a link, which has checked it. A forwarded payload
+    /// keeps the checksum it was received with.
     pub checksum: Option<u64>,
 }
 

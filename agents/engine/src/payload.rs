@@ -88,6 +88,13 @@ impl Payload {
     }
 
     /// Returns the bytes to send.
+    pub const fn bytes(&self) -> &Bytes {
+        match self {
+            Self::Dense(bytes) | Self::Sparse(BlockSparse { bytes, .. }) => bytes,
+        }
+    }
+
+    /// Returns the bytes to send.
     pub fn into_bytes(self) -> Bytes {
         match self {
             Self::Dense(bytes) | Self::Sparse(BlockSparse { bytes, .. }) => bytes,

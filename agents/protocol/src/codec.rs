@@ -15,10 +15,11 @@
 //! | 40 | 4 + 4 + 4 | round, slot, chunk |
 //! | 52 | 4 + 4 | start and end of the node |
 //! | 60 | 4 | mask version; written as 0, ignored by readers |
-//! | 64 | 8 | xxh3 of the payload |
+//! | 64 | 8 | xxh3 of the payload; 0 if the payload lies in shared memory |
 //! | 72 | 8 | xxh3 of the fields above |
 //!
 //! 128 is added to the encoding if the payload's location in shared memory follows the header instead of the payload.
+//! Such a payload never leaves the memory of the machine, so it has no checksum.
 //!
 //! The receiver takes sizes from the header, never from the plan.
 
@@ -34,13 +35,15 @@ use serde::de::DeserializeOwned;
 use twox_hash::XxHash3_64;
 
 const MAGIC: [u8; 2] = *b"MR";
-const FRAME_VERSION: u8 = 4;
+const FRAME_VERSION: u8 = 5;
 /// Values of the encoding field.
 const ENCODING_F32: u8 = 0;
 const ENCODING_BF16: u8 = 1;
 const ENCODING_SPARSE: u8 = 2;
 /// Added to the encoding if a location follows the header instead of the payload.
 const LOCATION_FLAG: u8 = 0x80;
+/// The checksum of a payload in shared memory.
+const NO_CHECKSUM: u64 = 0;
 /// Offset of the encoding in the header.
 const ENCODING_OFFSET: usize = 3;
 /// Bytes of a frame's header.
@@ -111,13 +114,6 @@ impl Packet {
         Self { head: head.into(), payload: Bytes::new() }
     }
 
-    /// Returns the packet with the location of its payload instead of the payload.
-    #[must_use]
-    pub fn with_location(self, location: Location) -> Self {
-        let head = with_encoding(&self.head, |encoding| encoding | LOCATION_FLAG);
-        Self { head, payload: Bytes::copy_from_slice(&location.to_bytes()) }
-    }
-
     /// Returns the location of the payload; `None` if the packet has the payload itself.
     ///
     /// # Errors
@@ -129,12 +125,6 @@ impl Packet {
         let location = Location::parse(&self.payload);
         let is_of_header = |location: &Location| location.payload_bytes() == payload_bytes(&self.head) as u64;
         location.filter(is_of_header).map(Some).ok_or(CodecError::Location)
-    }
-
-    /// Returns the packet with `payload` instead of its location.
-    #[must_use]
-    pub fn with_payload(self, payload: Bytes) -> Self {
-        Self { head: with_encoding(&self.head, |encoding| encoding & !LOCATION_FLAG), payload }
     }
 
     /// Returns the bytes on the wire.
@@ -177,17 +167,30 @@ impl HeaderReader<'_> {
 
 /// Encodes a frame. A forwarded frame keeps the checksum it was received with; for a new one the checksum is computed.
 pub fn pack(frame: Frame, context: LinkContext) -> Packet {
-    let Frame { key, payload, checksum } = frame;
-    let encoding = match (&payload, context.encoding) {
+    let checksum = frame.checksum.unwrap_or_else(|| XxHash3_64::oneshot(frame.payload.bytes()));
+    Packet { head: header(&frame, encoding(&frame, context), context, checksum), payload: frame.payload.into_bytes() }
+}
+
+/// Encodes a frame with the location of its payload instead of the payload.
+pub fn pack_location(frame: &Frame, context: LinkContext, location: Location) -> Packet {
+    let head = header(frame, encoding(frame, context) | LOCATION_FLAG, context, NO_CHECKSUM);
+    Packet { head, payload: Bytes::copy_from_slice(&location.to_bytes()) }
+}
+
+const fn encoding(frame: &Frame, context: LinkContext) -> u8 {
+    match (&frame.payload, context.encoding) {
         (Payload::Sparse(_), _) => ENCODING_SPARSE,
         (Payload::Dense(_), Encoding::F32) => ENCODING_F32,
         (Payload::Dense(_), Encoding::Bf16) => ENCODING_BF16,
-    };
-    let payload = payload.into_bytes();
+    }
+}
+
+fn header(frame: &Frame, encoding: u8, context: LinkContext, checksum: u64) -> Bytes {
+    let key = frame.key;
     let mut writer = HeaderWriter([0; HEADER_BYTES], 0);
     writer.put(MAGIC);
     writer.put([FRAME_VERSION, encoding]);
-    writer.put((payload.len() as u32).to_le_bytes());
+    writer.put((frame.payload.bytes().len() as u32).to_le_bytes());
     writer.put(context.plan.0.to_le_bytes());
     writer.put(key.epoch.attempt.to_le_bytes());
     writer.put(key.epoch.number.to_le_bytes());
@@ -196,9 +199,9 @@ pub fn pack(frame: Frame, context: LinkContext) -> Packet {
     for number in [key.round, key.slot, key.chunk as u32, key.node.start, key.node.end, 0] {
         writer.put(number.to_le_bytes());
     }
-    writer.put(checksum.unwrap_or_else(|| XxHash3_64::oneshot(&payload)).to_le_bytes());
+    writer.put(checksum.to_le_bytes());
     writer.put(XxHash3_64::oneshot(&writer.0[..FIELD_BYTES]).to_le_bytes());
-    Packet { head: Bytes::copy_from_slice(&writer.0), payload }
+    Bytes::copy_from_slice(&writer.0)
 }
 
 /// Decodes and checks a frame received on a link of `plan`.
@@ -206,68 +209,76 @@ pub fn pack(frame: Frame, context: LinkContext) -> Packet {
 /// # Errors
 /// The frame is damaged, or belongs to another plan or protocol version.
 pub fn unpack(packet: Packet, plan: PlanHash) -> Result<(Frame, LinkContext), CodecError> {
-    unpack_with(packet, plan, |payload, checksum| XxHash3_64::oneshot(payload) == checksum)
-}
-
-/// Decodes a frame as [`unpack`] does, but does not read its payload, for an agent that only forwards it. The agents to
-/// which it is forwarded check the payload.
-///
-/// # Errors
-/// See [`unpack`].
-pub fn unpack_forwarded(packet: Packet, plan: PlanHash) -> Result<(Frame, LinkContext), CodecError> {
-    unpack_with(packet, plan, |_, _| true)
-}
-
-/// Decodes a frame whose payload and its checksum `is_payload_intact` compares.
-fn unpack_with(
-    packet: Packet,
-    plan: PlanHash,
-    is_payload_intact: impl Fn(&[u8], u64) -> bool,
-) -> Result<(Frame, LinkContext), CodecError> {
     let Packet { head, payload } = packet;
-    let mut reader = HeaderReader(&head);
-    if head.len() != HEADER_BYTES || reader.take()? != MAGIC || reader.take()? != [FRAME_VERSION] || !is_intact(&head) {
+    let header = Header::parse(&head, plan)?;
+    if header.has_location {
         return Err(CodecError::Header);
     }
-    let [code] = reader.take()?;
-    let encoding = match code {
-        ENCODING_F32 | ENCODING_SPARSE => Encoding::F32,
-        ENCODING_BF16 => Encoding::Bf16,
-        _ => return Err(CodecError::Header),
-    };
-    let length = reader.u32()? as usize;
-    let got = PlanHash(reader.u64()?);
-    if got != plan {
-        return Err(CodecError::Plan { got, want: plan });
+    if payload.len() != header.payload_bytes || XxHash3_64::oneshot(&payload) != header.checksum {
+        return Err(CodecError::Damaged { chunk: header.key.chunk });
     }
-    let epoch = Epoch { attempt: reader.u32()?, number: reader.u32()? };
-    let (turn, step) = (reader.u64()?, reader.u64()?);
-    let (round, slot, chunk) = (reader.u32()?, reader.u32()?, reader.u32()? as usize);
-    let node = Node::new(reader.u32()?, reader.u32()?);
-    let _mask_version = reader.u32()?;
-    let checksum = reader.u64()?;
-    if payload.len() != length || !is_payload_intact(&payload, checksum) {
-        return Err(CodecError::Damaged { chunk });
-    }
-    let payload = if code == ENCODING_SPARSE {
-        Payload::Sparse(BlockSparse::parse(payload).map_err(|source| CodecError::Payload { chunk, source })?)
-    } else {
-        Payload::Dense(payload)
-    };
-    let key = FrameKey { epoch, iteration: turn, round, slot, chunk, node };
-    Ok((Frame { key, payload, checksum: Some(checksum) }, LinkContext { plan, encoding, step }))
+    let checksum = Some(header.checksum);
+    header.into_frame(payload, checksum)
 }
 
-/// Returns a header with another encoding, and its checksum.
-fn with_encoding(head: &[u8], change: impl Fn(u8) -> u8) -> Bytes {
-    let mut head = head.to_vec();
-    if let Some(encoding) = head.get_mut(ENCODING_OFFSET) {
-        *encoding = change(*encoding);
+/// Decodes a frame of which `head` is the header and `payload` was read from its location.
+///
+/// # Errors
+/// The header is damaged, or belongs to another plan or protocol version.
+pub fn unpack_located(head: &[u8], payload: Bytes, plan: PlanHash) -> Result<(Frame, LinkContext), CodecError> {
+    Header::parse(head, plan)?.into_frame(payload, None)
+}
+
+/// A header of this version, as it was sent.
+struct Header {
+    key: FrameKey,
+    context: LinkContext,
+    is_sparse: bool,
+    has_location: bool,
+    payload_bytes: usize,
+    checksum: u64,
+}
+
+impl Header {
+    fn parse(head: &[u8], plan: PlanHash) -> Result<Self, CodecError> {
+        let mut reader = HeaderReader(head);
+        let is_of_version = reader.take()? == MAGIC && reader.take()? == [FRAME_VERSION];
+        if head.len() != HEADER_BYTES || !is_of_version || !is_intact(head) {
+            return Err(CodecError::Header);
+        }
+        let [code] = reader.take()?;
+        let (encoding, is_sparse) = match code & !LOCATION_FLAG {
+            ENCODING_F32 => (Encoding::F32, false),
+            ENCODING_BF16 => (Encoding::Bf16, false),
+            ENCODING_SPARSE => (Encoding::F32, true),
+            _ => return Err(CodecError::Header),
+        };
+        let payload_bytes = reader.u32()? as usize;
+        let got = PlanHash(reader.u64()?);
+        if got != plan {
+            return Err(CodecError::Plan { got, want: plan });
+        }
+        let epoch = Epoch { attempt: reader.u32()?, number: reader.u32()? };
+        let (iteration, step) = (reader.u64()?, reader.u64()?);
+        let (round, slot, chunk) = (reader.u32()?, reader.u32()?, reader.u32()? as usize);
+        let node = Node::new(reader.u32()?, reader.u32()?);
+        let _mask_version = reader.u32()?;
+        let checksum = reader.u64()?;
+        let key = FrameKey { epoch, iteration, round, slot, chunk, node };
+        let context = LinkContext { plan, encoding, step };
+        Ok(Self { key, context, is_sparse, has_location: code & LOCATION_FLAG != 0, payload_bytes, checksum })
     }
-    if let Some((fields, checksum)) = head.split_last_chunk_mut() {
-        *checksum = XxHash3_64::oneshot(fields).to_le_bytes();
+
+    fn into_frame(self, payload: Bytes, checksum: Option<u64>) -> Result<(Frame, LinkContext), CodecError> {
+        let Self { key, context, is_sparse, .. } = self;
+        let payload = if is_sparse {
+            let chunk = key.chunk;
+            Payload::Sparse(BlockSparse::parse(payload).map_err(|source| CodecError::Payload { chunk, source })?)
+        } else {
+            Payload::Dense(payload)
+        };
+        Ok((Frame { key, payload, checksum }, context))
     }
-    head.into()
 }
 
 /// Returns whether a location follows a header instead of the payload.
@@ -321,7 +332,7 @@ mod tests {
 
     use super::*;
 
-    fn packed(encoding: Encoding, payload: impl Into<Payload>) -> Packet {
+    fn frame_of(payload: impl Into<Payload>) -> Frame {
         let key = FrameKey {
             epoch: Epoch { attempt: 1, number: 2 },
             iteration: 3,
@@ -330,8 +341,15 @@ mod tests {
             chunk: 6,
             node: Node::new(7, 8),
         };
-        let context = LinkContext { plan: PlanHash(9), encoding, step: 10 };
-        pack(Frame::new(key, payload), context)
+        Frame::new(key, payload)
+    }
+
+    const fn context(encoding: Encoding) -> LinkContext {
+        LinkContext { plan: PlanHash(9), encoding, step: 10 }
+    }
+
+    fn packed(encoding: Encoding, payload: impl Into<Payload>) -> Packet {
+        pack(frame_of(payload), context(encoding))
     }
 
     #[test]
@@ -363,22 +381,26 @@ mod tests {
         let [sender, receiver] = [SharedMemory::new(1), SharedMemory::new(2)];
         [&sender, &receiver].into_iter().for_each(|memory| memory.begin_epoch(8, 1));
         let payload = sender.create(8, &mut |writer| writer.put(b"weights!"));
-        let packet = packed(Encoding::Bf16, payload.clone());
-        let sent = packet.clone().with_location(sender.share(&payload).unwrap());
+        let location = sender.share(&payload).unwrap();
+        let sent = pack_location(&frame_of(payload.clone()), context(Encoding::Bf16), location);
         assert_eq!(sent.len(), HEADER_BYTES + following_bytes(&sent.head));
         assert_eq!(unpack(sent.clone(), PlanHash(9)).err(), Some(CodecError::Header), "a location is no payload");
         let location = sent.location().unwrap().unwrap();
-        let received = sent.clone().with_payload(receiver.receive(&location).unwrap());
-        assert_eq!((&received, packet.location()), (&packet, Ok(None)));
-        let frame = unpack_forwarded(received, PlanHash(9)).unwrap().0;
-        assert!(sender.share(&payload).is_some() && receiver.share(&frame.payload.into_bytes()).is_some());
+        let received = receiver.receive(&location).unwrap();
+        let (frame, received_context) = unpack_located(&sent.head, received, PlanHash(9)).unwrap();
+        assert_eq!((&frame.payload.clone().into_bytes(), received_context), (&payload, context(Encoding::Bf16)));
+        assert!(sender.share(&payload).is_some() && receiver.share(frame.payload.bytes()).is_some());
+        let forwarded = pack(frame, context(Encoding::Bf16));
+        assert_eq!(forwarded, packed(Encoding::Bf16, payload), "to another machine: with payload and checksum");
+        assert_eq!(forwarded.location(), Ok(None));
         for byte in 0..sent.payload.len() {
             let mut payload = sent.payload.to_vec();
             payload[byte] ^= 1;
             let bad = Packet { payload: payload.into(), ..sent.clone() };
             assert_eq!(bad.location(), Err(CodecError::Location));
         }
-        let other = packed(Encoding::Bf16, Bytes::from_static(b"longer than 8")).with_location(location);
+        let longer = frame_of(Bytes::from_static(b"longer than 8"));
+        let other = pack_location(&longer, context(Encoding::Bf16), location);
         assert_eq!(other.location(), Err(CodecError::Location), "the header is of another payload");
     }
 

@@ -186,7 +186,8 @@ impl Arena {
         if references.load(Ordering::Acquire) == 0 || fills.load(Ordering::Relaxed) != location.fill {
             return None;
         }
-        Some(SlotBytes { reference: SlotReference { arena: self.clone(), slot }, length })
+        let reference = SlotReference { arena: self.clone(), slot, fill: location.fill };
+        Some(SlotBytes { reference, length })
     }
 
     /// Takes a free slot, the first one, whose memory is most likely to be in a cache; `None` if none is free. Only the
@@ -197,11 +198,12 @@ impl Arena {
         fence(Ordering::Acquire);
         let [references, fills] = self.counters(slot);
         references.store(1, Ordering::Relaxed);
-        if fills.fetch_add(1, Ordering::Relaxed) == 0 {
+        let fill = fills.fetch_add(1, Ordering::Relaxed).wrapping_add(1);
+        if fill == 1 {
             let start = self.slot_offset(slot);
             self.memory.use_huge_pages(start..start + self.slot_bytes);
         }
-        Some(FreeSlot { reference: SlotReference { arena: self.clone(), slot }, written: 0 })
+        Some(FreeSlot { reference: SlotReference { arena: self.clone(), slot, fill }, written: 0 })
     }
 
     fn data_offset(&self) -> usize {
@@ -253,10 +255,26 @@ fn header_word(memory: &Mapping, word: usize) -> &AtomicU64 {
 struct SlotReference {
     arena: Arc<Arena>,
     slot: usize,
+    /// How many times the slot had been filled when the reference was taken.
+    fill: u32,
+}
+
+impl SlotReference {
+    /// Returns whether the slot still has the payload it had when the reference was taken. Always true, unless an agent
+    /// returned a reference that it did not hold.
+    fn is_intact(&self) -> bool {
+        self.arena.counters(self.slot)[1].load(Ordering::Acquire) == self.fill
+    }
 }
 
 impl Drop for SlotReference {
+    /// Ends the process if the payload was overwritten during its use: what the agent computed from it is wrong, and
+    /// must not be sent. The others continue without it.
     fn drop(&mut self) {
+        if !self.is_intact() {
+            tracing::error!("a payload in shared memory was overwritten while it was read; the agent ends");
+            std::process::abort();
+        }
         // Orders the reads through this reference before the owner's next writes.
         self.arena.counters(self.slot)[0].fetch_sub(1, Ordering::Release);
     }
@@ -270,10 +288,10 @@ pub struct SlotBytes {
 
 impl AsRef<[u8]> for SlotBytes {
     fn as_ref(&self) -> &[u8] {
-        let SlotReference { arena, slot } = &self.reference;
+        let SlotReference { arena, slot, .. } = &self.reference;
         // SAFETY: `length` is at most the size of a slot, so the bytes lie in the mapping, which lives as long as
         // `self`. The reference keeps the owner from writing the slot. (A defect in another agent could break that; the
-        // checksum of the frame then reports it, and no value of these bytes is invalid.)
+        // reference then ends the process, and no value of these bytes is invalid.)
         unsafe { std::slice::from_raw_parts(arena.slot_pointer(*slot), self.length) }
     }
 }
@@ -293,7 +311,7 @@ impl FreeSlot {
 
 impl PayloadWriter for FreeSlot {
     fn put(&mut self, bytes: &[u8]) {
-        let SlotReference { arena, slot } = &self.reference;
+        let SlotReference { arena, slot, .. } = &self.reference;
         let bytes = &bytes[..bytes.len().min(arena.slot_bytes - self.written)];
         let target = arena.slot_pointer(*slot).wrapping_add(self.written);
         // SAFETY: `written + bytes.len()` is at most the size of a slot, so the target lies in the mapping. Nothing
@@ -348,6 +366,23 @@ mod tests {
         let again = written(&arena, 5);
         assert!(other.receive(&location).is_none(), "the slot was filled again");
         drop((others, again));
+    }
+
+    #[test]
+    fn overwriting_during_use_is_noticed() {
+        let arena = arena();
+        let payload = written(&arena, 1);
+        let location = arena.share(payload.as_ref()).unwrap();
+        let other = Arc::new(Arena::open(arena.id()).unwrap());
+        let received = other.receive(&location).unwrap();
+        assert!(received.reference.is_intact());
+        // A defect: an agent returns two references that it does not hold.
+        arena.counters(0)[0].fetch_sub(2, Ordering::Relaxed);
+        let overwriting = written(&arena, 2);
+        assert!(!received.reference.is_intact() && !payload.reference.is_intact());
+        assert!(overwriting.reference.is_intact());
+        // Dropping them would end the process.
+        std::mem::forget((received, payload));
     }
 
     #[test]

@@ -24,7 +24,7 @@ use millrace_engine::credit::{FrameCheck, GrantCheck};
 use millrace_engine::frame::Frame;
 use millrace_engine::slots::Direction;
 use millrace_engine::types::{AgentId, Epoch};
-use millrace_protocol::codec::{self, CodecError};
+use millrace_protocol::codec::{self, CodecError, HEADER_BYTES, LinkContext};
 use millrace_protocol::packet::{Packet, PacketReader, PacketSender, SHARED_MEMORY_HEADER, SendProgress};
 use millrace_shared_memory::{MachineId, ReceiveError, SharedMemory};
 use millrace_telemetry::metric_definitions::{ByteDirection as Way, RoleMetrics};
@@ -126,8 +126,6 @@ pub struct LinkSettings {
     pub member: Member,
     /// Memory for payloads that other agents of this machine read.
     pub memory: SharedMemory,
-    /// Whether the agent passes weights on without using them.
-    pub forwards_weights: bool,
 }
 
 /// A frame can't be used. The link over which it arrived ends.
@@ -141,13 +139,13 @@ enum FrameError {
 
 impl LinkSender {
     /// Sends a frame. A frame for a closed link is dropped; the `Broken` event of the link follows.
-    pub fn frame(&self, frame: Packet) {
+    pub fn frame(&self, frame: Frame, context: LinkContext) {
         if let LinkSender::Frames(FrameSender { packets, bytes, memory }) = self {
-            bytes.add(frame.len() as u64);
-            let location = memory.as_ref().and_then(|memory| memory.share(&frame.payload));
+            bytes.add((HEADER_BYTES + frame.payload.bytes().len()) as u64);
+            let location = memory.as_ref().and_then(|memory| memory.share(frame.payload.bytes()));
             packets.send(match location {
-                Some(location) => frame.with_location(location),
-                None => frame,
+                Some(location) => codec::pack_location(&frame, context, location),
+                None => codec::pack(frame, context),
             });
         }
     }
@@ -185,7 +183,7 @@ async fn read_frames(
             Ok(None) => return "the peer closed the link".to_owned(),
             Err(error) => return error.to_string(),
         };
-        let frame = match settings.unpack(packet, key.direction, job.plan, &bytes) {
+        let frame = match settings.unpack(packet, job.plan, &bytes) {
             Ok(frame) => frame,
             Err(error) => return error.to_string(),
         };
@@ -267,22 +265,13 @@ impl LinkSettings {
     }
 
     /// Checks a packet of a link, with its payload in shared memory if it has only the location, and counts its bytes.
-    fn unpack(
-        &self,
-        mut packet: Packet,
-        direction: Direction,
-        plan: PlanHash,
-        bytes: &Counter,
-    ) -> Result<Frame, FrameError> {
-        // Weights in shared memory are read by the systems only.
-        let mut is_forwarded = false;
-        if let Some(location) = packet.location()? {
-            packet = packet.with_payload(self.memory.receive(&location)?);
-            is_forwarded = self.forwards_weights && direction == Direction::Down;
-        }
-        bytes.add(packet.len() as u64);
-        let unpack = if is_forwarded { codec::unpack_forwarded } else { codec::unpack };
-        Ok(unpack(packet, plan)?.0)
+    fn unpack(&self, packet: Packet, plan: PlanHash, bytes: &Counter) -> Result<Frame, FrameError> {
+        let (frame, _) = match packet.location()? {
+            Some(location) => codec::unpack_located(&packet.head, self.memory.receive(&location)?, plan)?,
+            None => codec::unpack(packet, plan)?,
+        };
+        bytes.add((HEADER_BYTES + frame.payload.bytes().len()) as u64);
+        Ok(frame)
     }
 
     /// Waits for the job; returns `None` if the agent ends before the job is known.

@@ -11,6 +11,7 @@ use millrace_protocol::packet::packet_channel;
 use super::*;
 
 const JOB: LinkJob = LinkJob { plan: PlanHash(9), window: 3 };
+const CONTEXT: LinkContext = LinkContext { plan: JOB.plan, encoding: Encoding::F32, step: 1 };
 
 fn epoch(number: u32) -> Epoch {
     Epoch { attempt: 1, number }
@@ -26,17 +27,16 @@ fn settings(events: LinkEventSender) -> LinkSettings {
     let member = crate::member::testing(AgentId::new(Role::SwarmX, 0));
     let (metrics, memory) = (RoleMetrics::new("swarmx", 0, "0"), SharedMemory::new(1));
     memory.begin_epoch(4096, 8);
-    LinkSettings { events, job, metrics, member, memory, forwards_weights: false }
+    LinkSettings { events, job, metrics, member, memory }
 }
 
 fn frame(slot: u32, number: u32) -> Packet {
-    frame_of(bytes::Bytes::from(vec![0; 1000]), slot, number)
+    codec::pack(frame_of(bytes::Bytes::from(vec![0; 1000]), slot, number), CONTEXT)
 }
 
-fn frame_of(payload: bytes::Bytes, slot: u32, number: u32) -> Packet {
+fn frame_of(payload: bytes::Bytes, slot: u32, number: u32) -> Frame {
     let key = FrameKey { epoch: epoch(number), iteration: 0, round: 0, slot, chunk: 0, node: Node::new(0, 1) };
-    let context = LinkContext { plan: JOB.plan, encoding: Encoding::F32, step: 1 };
-    codec::pack(Frame::new(key, payload), context)
+    Frame::new(key, payload)
 }
 
 fn shared_payload(memory: &SharedMemory) -> bytes::Bytes {
@@ -118,8 +118,8 @@ async fn locations_are_sent_only_to_peers_on_this_machine() {
         let payload = shared_payload(&settings.memory);
         tokio::spawn(receive_grants(key(0, 1), packets, PacketReader::new(body), peer_machine, settings));
         let Some(LinkEventKind::Open(end)) = mailbox.next().await.map(|event| event.kind) else { panic!("not open") };
-        end.frame(frame_of(payload, 0, 1));
-        end.frame(frame(1, 1));
+        end.frame(frame_of(payload, 0, 1), CONTEXT);
+        end.frame(frame_of(bytes::Bytes::from_static(&[0; 1000]), 1, 1), CONTEXT);
         let mut sent = PacketReader::new(sent);
         let first = sent.frame().await.unwrap().unwrap();
         assert_eq!(first.location().unwrap().is_some(), is_shared);
@@ -134,7 +134,7 @@ async fn payloads_are_read_where_they_are() {
     sender.begin_epoch(4096, 1);
     let payload = shared_payload(&sender);
     let location = sender.share(&payload).unwrap();
-    let packet = frame_of(payload.clone(), 0, 1).with_location(location);
+    let packet = codec::pack_location(&frame_of(payload.clone(), 0, 1), CONTEXT, location);
     // The second frame, of another epoch, ends the link.
     let happened = read([packet.clone(), frame(1, 2)], 2).await;
     let [_, LinkEventKind::Frame(frame), ..] = &happened[..] else { panic!("{} events", happened.len()) };

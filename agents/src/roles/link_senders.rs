@@ -2,9 +2,10 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
+use millrace_engine::frame::Frame;
 use millrace_engine::slots::Direction;
 use millrace_engine::types::{AgentId, Iteration};
-use millrace_protocol::packet::Packet;
+use millrace_protocol::codec::LinkContext;
 
 use crate::links::{LinkKey, LinkSender};
 
@@ -42,9 +43,9 @@ impl LinkSenders {
     }
 
     /// Sends a frame to `peer`.
-    pub fn send_frame(&self, peer: AgentId, frame: Packet) {
+    pub fn send_frame(&self, peer: AgentId, frame: Frame, context: LinkContext) {
         if let Some(end) = self.frames(peer) {
-            end.frame(frame);
+            end.frame(frame, context);
         }
     }
 

@@ -185,7 +185,6 @@ impl RoleContext {
             metrics: self.metrics.clone(),
             member: self.args.member.clone(),
             memory: self.memory.clone(),
-            forwards_weights: self.me().role == Role::SwarmX,
         }
     }
 

@@ -7,7 +7,7 @@ use millrace_emulator::plan::Encoding;
 use millrace_engine::message::{AgentCommand, AgentReport, EpochConfig};
 use millrace_engine::swarm::{LinkError, Neighbour, SwarmCommand, SwarmX};
 use millrace_engine::types::{AgentId, Epoch, Role};
-use millrace_protocol::codec::{self, LinkContext};
+use millrace_protocol::codec::LinkContext;
 use millrace_protocol::proto::replica_server::ReplicaServer;
 use millrace_protocol::security::AuthenticatedIncoming;
 use millrace_protocol::transport;
@@ -207,13 +207,13 @@ impl SwarmEpoch {
                     let step = self.steps.of(frame.key.iteration);
                     let context =
                         LinkContext { plan: job.hash, encoding: job.plan.chunk_encoding(frame.key.chunk), step };
-                    self.ends.send_frame(self.children[child], codec::pack(frame, context));
+                    self.ends.send_frame(self.children[child], frame, context);
                 }
                 SwarmCommand::Up(link, frame) => {
                     spans.begin_phase(frame.key.iteration, StepPhase::ReduceGradients);
                     let step = self.steps.of(frame.key.iteration);
                     let context = LinkContext { plan: job.hash, encoding: Encoding::F32, step };
-                    self.ends.send_frame(self.parents[link], codec::pack(frame, context));
+                    self.ends.send_frame(self.parents[link], frame, context);
                 }
                 SwarmCommand::GrantParent(link, total) => self.ends.send_grant(self.parents[link], total),
                 SwarmCommand::GrantChild(child, total) => self.ends.send_grant(self.children[child], total),

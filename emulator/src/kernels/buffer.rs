@@ -142,6 +142,14 @@ impl Buffer {
         self.as_mut_slice()
     }
 
+    /// Like [`Buffer::resize`], with huge pages for fewer elements, too.
+    pub fn resize_in_huge_pages(&mut self, len: usize) -> &mut [f32] {
+        if len > self.capacity {
+            self.resize(len.next_multiple_of(HUGE_PAGE_ELEMENTS));
+        }
+        self.resize(len)
+    }
+
     /// The elements.
     pub fn as_slice(&self) -> &[f32] {
         &self.memory.elements()[self.start..self.start + self.len]

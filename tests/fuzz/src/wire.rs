@@ -81,6 +81,7 @@ pub fn frame(bytes: &[u8]) {
 
 fn decode_frame(head: Bytes, payload: &[u8]) {
     let plan = plan_of(&head);
+    drop(codec::unpack_located(&head, Bytes::copy_from_slice(payload), plan));
     let packet = Packet { head, payload: Bytes::copy_from_slice(payload) };
     if let Ok((frame, context)) = codec::unpack(packet, plan) {
         let again = codec::pack(frame, context);

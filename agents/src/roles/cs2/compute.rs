@@ -14,7 +14,7 @@ use millrace_engine::message::AgentReport;
 use millrace_engine::payload::Payload;
 use millrace_engine::system::{System, SystemAction, WaitReason};
 use millrace_engine::types::{AgentId, Iteration, IterationKind, LeafResult, OtherLosses, Role};
-use millrace_protocol::codec::{self, LinkContext};
+use millrace_protocol::codec::LinkContext;
 use millrace_protocol::proto;
 use millrace_protocol::samples::Checked;
 use millrace_shared_memory::SharedMemory;
@@ -356,7 +356,7 @@ impl ComputeWorker {
                     })?;
                     let frame = Frame::new(key, Payload::from_sum(gradient, &self.memory));
                     let context = LinkContext { plan: self.job.hash, encoding: Encoding::F32, step: current.step };
-                    current.start.frames.frame(codec::pack(frame, context));
+                    current.start.frames.frame(frame, context);
                 }
             }
         }

@@ -14,7 +14,7 @@ use millrace_engine::frame::{Frame, FrameKey};
 use millrace_engine::message::{AgentReport, ParameterSource, SnapshotRequest};
 use millrace_engine::payload::Payload;
 use millrace_engine::types::CommitRecord;
-use millrace_protocol::codec::{self, LinkContext};
+use millrace_protocol::codec::LinkContext;
 use millrace_shared_memory::SharedMemory;
 use millrace_telemetry::stall::{StallClock, StallReason};
 use tokio::sync::{mpsc, oneshot};
@@ -189,7 +189,7 @@ impl StoreWorker {
             StoreTask::Send { key, step, end } => {
                 let (encoding, payload) = self.store.read(key.chunk, &self.memory)?;
                 let context = LinkContext { plan: self.plan, encoding, step };
-                end.frame(codec::pack(Frame::new(key, payload), context));
+                end.frame(Frame::new(key, payload), context);
             }
             StoreTask::Gather { chunk, first, last, sum } => {
                 if let Some(norm) = self.store.gather(chunk, first, last, &sum)? {

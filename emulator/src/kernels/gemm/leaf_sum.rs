@@ -52,7 +52,7 @@ impl Product<'_> {
         let (mr, nr) = (self.micro.mr, self.micro.nr);
         let (steps, right) = (self.left_layout.block, self.right_layout);
         let left_stride = rows.len().next_multiple_of(mr) * steps;
-        let left = left.resize(left_stride * self.leaves);
+        let left = left.resize_in_huge_pages(left_stride * self.leaves);
         for (leaf, left) in left.chunks_exact_mut(left_stride).enumerate() {
             let (simd, precision) = (self.cx.simd, self.cx.precision);
             pack_panels(simd, precision, &self.left, self.left_layout, leaf * steps, rows.start / mr, left);

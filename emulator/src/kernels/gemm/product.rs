@@ -154,7 +154,7 @@ impl Product<'_> {
     ) {
         let Context { simd, precision, .. } = self.cx;
         let (width, steps) = (self.micro.mr, self.left_layout.block_steps(start));
-        let left = left.resize(rows.len().next_multiple_of(width) * steps);
+        let left = left.resize_in_huge_pages(rows.len().next_multiple_of(width) * steps);
         pack_panels(simd, precision, &self.left, self.left_layout, start, rows.start / width, left);
         let left = PanelBlock { data: left, width, steps };
         let (from, len) =
