@@ -95,6 +95,71 @@ def test_number_of_a_loss_is_one_of_the_module() -> None:
         trace(nn.Linear(3, 2), BATCH, Loss())
 
 
+CALLS = 0
+
+
+class Global(Counting):
+    def forward(self, x: Any) -> Any:
+        global CALLS
+        CALLS += 1
+        return self.linear(x) * CALLS
+
+
+class OfClass(Counting):
+    total = 1
+
+    def forward(self, x: Any) -> Any:
+        type(self).total += 1
+        return self.linear(x) * self.total
+
+
+class Schedule:
+    def __init__(self) -> None:
+        self.step = 0
+
+    def factor(self) -> int:
+        self.step += 1
+        return self.step
+
+
+class OfObject(Counting):
+    def __init__(self) -> None:
+        super().__init__()
+        self.schedule = Schedule()
+
+    def forward(self, x: Any) -> Any:
+        return self.linear(x) * self.schedule.factor()
+
+
+def test_numbers_outside_of_modules_are_found() -> None:
+    of_object = OfObject()
+    for model, name in (
+        (Global(), "the global variable CALLS"),
+        (OfClass(), "OfClass.total"),
+        (of_object, "schedule.step"),
+    ):
+        with pytest.raises(
+            UnsupportedModelError, match=rf"counters.py:\d+: the loss depends on {name}, which"
+        ):
+            trace(model, BATCH, F.cross_entropy)
+    assert (CALLS, OfClass.total, of_object.schedule.step) == (0, 1, 0)
+
+
+def test_variable_of_an_enclosing_function_is_found() -> None:
+    calls = 0
+
+    def loss(x: Any, labels: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        return F.cross_entropy(x, labels) * calls
+
+    with pytest.raises(
+        UnsupportedModelError, match=r"counters.py:\d+: the loss depends on the variable calls, which"
+    ):
+        trace(nn.Linear(3, 2), BATCH, loss)
+    assert calls == 0
+
+
 def test_number_without_influence_is_left_as_it_is() -> None:
     model = Unused()
     with pytest.warns(UserWarning, match=r"counters.py:\d+: calls changes in each call"):

@@ -1,10 +1,10 @@
-"""Finds out whether modules change numbers of their own, which a trace would keep as they are.
+"""Finds out whether a model changes numbers of its own, which a trace would keep as they are.
 
     self.calls += 1
     return x * (1 - 1 / self.calls)    # in each step what it is in the first one
 
-* A number that is set once, such as a cached size, is accepted if the modules compute the same afterwards.
-* One that changes in each call is accepted with a warning if they compute the same with other values of it.
+* A number that is set once, such as a cached size, is accepted if the model computes the same afterwards.
+* One that changes in each call is accepted with a warning if it computes the same with other values of it.
 """
 
 from __future__ import annotations
@@ -15,10 +15,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from millrace.torch.lines import line_that_changes
 from millrace.torch.operands import UnsupportedModelError
+from millrace.torch.places import ABSENT, Place
 
 FAR_CALLS = 1_000_000
 """Number of further calls after which a counter is assumed to have passed what it is compared with."""
@@ -26,30 +25,28 @@ FAR_CALLS = 1_000_000
 MAX_ITEMS = 1024
 """Maximum number of items of a list or mapping that is observed."""
 
-Key = tuple[str, str]
-"""The name of a module, and that of an attribute."""
-
-_ABSENT = object()
+Key = tuple[int, str]
+"""The index of a place, and a name in it."""
 
 
 @dataclass(frozen=True)
 class Tracing:
-    """What is needed to trace modules again."""
+    """What is needed to trace a model again."""
 
     trace: Callable[[], Any]
     differ: Callable[[Any, Any], bool]
     """Returns whether two traces compute something else."""
     call: Callable[[], Any]
-    """Calls the modules without tracing them."""
+    """Calls the model without tracing it."""
 
 
 class Counters:
-    """Numbers, texts and switches of modules, and lists and mappings of them, as they were at first."""
+    """Numbers, texts and switches of a model, and lists and mappings of them, as they were at first."""
 
-    def __init__(self, modules: dict[str, torch.nn.Module]) -> None:
-        """Observe modules, which are given by their names in messages."""
-        self.modules = modules
-        self.attributes = {name: dict(vars(module)) for name, module in modules.items()}
+    def __init__(self, places: list[Place]) -> None:
+        """Observe what is in these places."""
+        self.places = places
+        self.originals = [place.values() for place in places]
         self.before = self._values()
         self.after = self.before
 
@@ -58,9 +55,9 @@ class Counters:
         self.after = self._values()
 
     def check(self, first: Any, tracing: Tracing) -> None:
-        """Reject modules that depend on what they change, if `first` is their trace.
+        """Reject a model that depends on what it changes, if `first` is its trace.
 
-        Raises `UnsupportedModelError`. The modules get their numbers back.
+        Raises `UnsupportedModelError`. The model gets its numbers back.
         """
         once = self.after
         changed = _changed(self.before, once)
@@ -80,46 +77,45 @@ class Counters:
             self._report((counting or changed)[0], changed, tracing, is_used=is_used)
 
     def _report(self, key: Key, changed: list[Key], tracing: Tracing, *, is_used: bool) -> None:
-        expected = self.before.get(key, _ABSENT)
-        line = line_that_changes(lambda: self._values(key).get(key, _ABSENT) != expected, tracing.call)
+        expected = self.before.get(key, ABSENT)
+        line = line_that_changes(lambda: self._values(key).get(key, ABSENT) != expected, tracing.call)
         self._restore(changed)
-        name = ".".join(part for part in key if part)
+        name = self.places[key[0]].prefix + key[1]
         if is_used:
             raise UnsupportedModelError(
-                f"{line}the loss depends on {name}, which the module changes, and which would be the same in "
+                f"{line}the loss depends on {name}, which the model changes, and which would be the same in "
                 "each step: compute with inputs, parameters and fixed numbers only"
             )
         warnings.warn(
-            f"{line}{name} changes in each call of the module, but not on the appliance, which trains the "
+            f"{line}{name} changes in each call of the model, but not on the appliance, which trains the "
             "trace of one call",
             stacklevel=2,
         )
 
     def _values(self, only: Key | None = None) -> dict[Key, Any]:
+        places = enumerate(self.places) if only is None else [(only[0], self.places[only[0]])]
         return {
-            (name, attribute): copy.deepcopy(value)
-            for name, module in self.modules.items()
-            for attribute, value in vars(module).items()
-            if attribute != "training" and only in (None, (name, attribute)) and _is_plain(value)
+            (index, name): copy.deepcopy(value)
+            for index, place in places
+            for name, value in place.values().items()
+            if name != "training" and only in (None, (index, name)) and _is_plain(value)
         }
 
     def _assign(self, values: dict[Key, Any]) -> None:
-        for (name, attribute), value in values.items():
-            vars(self.modules[name])[attribute] = copy.deepcopy(value)
+        for (index, name), value in values.items():
+            self.places[index].assign(name, copy.deepcopy(value))
 
     def _restore(self, keys: list[Key]) -> None:
-        for name, attribute in keys:
-            attributes = vars(self.modules[name])
-            if (name, attribute) in self.before:
-                attributes[attribute] = copy.deepcopy(self.before[name, attribute])
-            elif attribute in self.attributes[name]:
-                attributes[attribute] = self.attributes[name][attribute]
+        for index, name in keys:
+            if (index, name) in self.before:
+                value = copy.deepcopy(self.before[index, name])
             else:
-                attributes.pop(attribute, None)
+                value = self.originals[index].get(name, ABSENT)
+            self.places[index].assign(name, value)
 
 
 def _changed(earlier: dict[Key, Any], later: dict[Key, Any]) -> list[Key]:
-    return [key for key, value in later.items() if value != earlier.get(key, _ABSENT)]
+    return [key for key, value in later.items() if value != earlier.get(key, ABSENT)]
 
 
 def _after_many_calls(once: Any, twice: Any) -> Any:

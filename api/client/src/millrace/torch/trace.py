@@ -28,6 +28,7 @@ from millrace.torch.operands import (
 )
 from millrace.torch.operators.terms import emit_losses, terms_of
 from millrace.torch.operators.unsupported import advice_for_functions
+from millrace.torch.places import places
 from millrace.torch.quiet import quiet
 from millrace.torch.stop_gradient import stop_gradient
 from millrace.torch.traced_model import TracedModel, as_real
@@ -108,24 +109,17 @@ def trace(
     """
     _check(model, batch)
     location = _location(call or loss)
+    counters = Counters(places(model, loss, call))
     if call is None:
         call = _without_loss if loss is None else _with_loss(loss)
     metrics: list[str] = []
-    module = _Call(model, call, metrics, Counters(_modules(model, loss)))
+    module = _Call(model, call, metrics, counters)
     was_training = model.training
     try:
         program = _exported(module.train(), tuple(batch.values()), location)
     finally:
         model.train(was_training)
     return _translated(model, program, list(batch), metrics, location)
-
-
-def _modules(model: torch.nn.Module, loss: Any) -> dict[str, torch.nn.Module]:
-    """Return the modules that are traced, by their names in messages."""
-    modules = dict(model.named_modules())
-    if isinstance(loss, torch.nn.Module):
-        modules |= {f"loss.{name}".rstrip("."): module for name, module in loss.named_modules()}
-    return modules
 
 
 def _location(function: Callable[..., Any] | None) -> str:
