@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import copy
 import warnings
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -131,9 +132,11 @@ def _fails_or_differs(first: Any, tracing: Tracing) -> bool:
 
 
 def _is_plain(value: Any) -> bool:
-    if isinstance(value, list | tuple | dict):
-        items = [*value, *value.values()] if isinstance(value, dict) else value
-        return len(value) <= MAX_ITEMS and all(_is_scalar(item) for item in items)
+    # Types derived from these may do anything when they are read, such as importing what they list.
+    if type(value) in (list, tuple, deque):
+        return len(value) <= MAX_ITEMS and all(map(_is_scalar, value))
+    if type(value) in (dict, defaultdict, OrderedDict, Counter):
+        return len(value) <= MAX_ITEMS and all(map(_is_scalar, [*value, *value.values()]))
     return _is_scalar(value)
 
 

@@ -112,8 +112,9 @@ def _is_of_user(kind: type) -> bool:
 
 
 def _is_object_of_user(value: Any) -> bool:
-    has_attributes = hasattr(value, "__dict__") and not isinstance(value, torch.nn.Module | ModuleType | type)
-    return has_attributes and _is_of_user(type(value))
+    kind = type(value)
+    is_other = issubclass(kind, torch.nn.Module | ModuleType | type) or not hasattr(value, "__dict__")
+    return _is_of_user(kind) and not is_other
 
 
 def _is_own_module(module: ModuleType) -> bool:
