@@ -267,6 +267,11 @@ def by_data(x: Any, labels: Any) -> Any:
     return F.cross_entropy(x, labels) if bool(x.sum() > 0) else x.mean()
 
 
+def skipping(x: Any, labels: Any) -> Any:
+    layerdrop = 0.1
+    return F.cross_entropy(x, labels) if torch.rand([]) >= layerdrop else x.mean()
+
+
 def centered(x: Any, _: Any) -> Any:
     return (x - x.mean(0)).square().mean()
 
@@ -281,6 +286,7 @@ def of_singular_values(x: Any, _: Any) -> Any:
         (with_batch_norm, F.cross_entropy, "use GroupNorm or LayerNorm"),
         (mlp, contrastive, "combines each sample of a batch with each other"),
         (mlp, by_data, "control flow must not depend on data"),
+        (mlp, skipping, "set layerdrop to 0"),
         (mlp, centered, "its mean is over the samples of a batch"),
         (mlp, of_singular_values, "svd of PyTorch is not supported"),
         (mlp, lambda x, _: x, "not a mean over the samples"),

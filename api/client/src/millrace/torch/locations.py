@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import linecache
 import re
 import sys
 import sysconfig
@@ -13,6 +14,9 @@ import torch
 
 GENERATED = re.compile("<(?!ipython-input)")
 """Beginning of the file names of generated code. Cells of IPython have such a name, too."""
+
+CONTEXT_LINES = 8
+"""Number of lines before an error that say what it is about."""
 
 LIBRARIES = (f"{Path(torch.__file__).parent}/", f"{Path(__file__).parents[1]}/")
 """Directories of PyTorch and of this client."""
@@ -39,10 +43,22 @@ def is_of_user(file: str) -> bool:
 
 def line_of(error: Exception) -> str:
     """Return the last line of the user's code that an error passed, as the beginning of a message."""
-    for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        if is_of_user(frame.filename):
-            return f"{frame.filename}:{frame.lineno}: "
-    return ""
+    frame = _last_frame(error)
+    return f"{frame.filename}:{frame.lineno}: " if frame else ""
+
+
+def lines_before(error: Exception) -> str:
+    """Return the last lines of the user's code up to the one that `line_of` returns."""
+    frame = _last_frame(error)
+    if frame is None or frame.lineno is None:
+        return ""
+    lines = range(frame.lineno - CONTEXT_LINES, frame.lineno + 1)
+    return "".join(linecache.getline(frame.filename, number) for number in lines)
+
+
+def _last_frame(error: Exception) -> traceback.FrameSummary | None:
+    frames = reversed(traceback.extract_tb(error.__traceback__))
+    return next((frame for frame in frames if is_of_user(frame.filename)), None)
 
 
 def module_path(node: torch.fx.Node) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sysconfig
-import traceback
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -14,6 +13,7 @@ from torch.export.graph_signature import InputKind
 
 from millrace.torch.counters import Counters, Tracing
 from millrace.torch.document import DTYPES
+from millrace.torch.export_errors import check_call, export_failure
 from millrace.torch.generators import Generators
 from millrace.torch.layout import Layout
 from millrace.torch.locations import library_directories, line_of, source_location
@@ -27,7 +27,6 @@ from millrace.torch.operands import (
     UnsupportedModelError,
 )
 from millrace.torch.operators.terms import emit_losses, terms_of
-from millrace.torch.operators.unsupported import advice_for_functions
 from millrace.torch.places import places
 from millrace.torch.quiet import quiet
 from millrace.torch.stop_gradient import stop_gradient
@@ -177,8 +176,8 @@ def _exported(module: _Call, inputs: tuple[torch.Tensor, ...], location: str) ->
     except UnsupportedModelError:
         raise
     except Exception as error:
-        _check_call(module, inputs)
-        raise UnsupportedModelError(f"{line_of(error)}{_export_failure(error)}") from error
+        check_call(module, inputs)
+        raise UnsupportedModelError(f"{line_of(error)}{export_failure(error)}") from error
 
 
 def _differ(first: ExportedProgram, second: ExportedProgram) -> bool:
@@ -190,45 +189,6 @@ def _differ(first: ExportedProgram, second: ExportedProgram) -> bool:
         return True
     pairs = [(value, second.constants[name]) for name, value in first.constants.items()]
     return any(isinstance(value, torch.Tensor) and not torch.equal(value, other) for value, other in pairs)
-
-
-def _export_failure(error: Exception) -> str:
-    """Return why PyTorch can't export a module. It raises errors of many kinds."""
-    frames = traceback.extract_tb(error.__traceback__)
-    is_packed = "FakeTensor" in str(error) and any(frame.filename.endswith("/rnn.py") for frame in frames)
-    names = ["pack_padded_sequence"] if is_packed else [frame.name for frame in frames]
-    if advice := advice_for_functions(names):
-        return advice
-    reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-    if "inside of vmap" in reason and "masking_utils" in line_of(error):
-        return (
-            f"PyTorch {torch.__version__} can't export the masks of this version of transformers: install a "
-            "newer PyTorch, or transformers<4.53"
-        )
-    if "specialized it to be a constant" in str(error):
-        return (
-            "the size of the batch is used as a number: use x.shape[0] in place of len(x), and losses of "
-            "each sample, not of pairs of samples as contrastive ones"
-        )
-    if "data-dependent" in reason:
-        reason = "use torch.where in place of an if, and tensors in place of the numbers of item()"
-    return (
-        "PyTorch can't export the module: control flow must not depend on data, nor on the size of the batch "
-        f"({reason})"
-    )
-
-
-def _check_call(module: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
-    """Reject a module that can't be called with the example at all, with the error of PyTorch."""
-    try:
-        with torch.no_grad(), torch.random.fork_rng():
-            module(*inputs)
-    except Exception as error:
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise UnsupportedModelError(
-            f"{line_of(error)}the module fails with the example: check names, order and shapes of the data "
-            f"({reason})"
-        ) from error
 
 
 def _keep_stopped_gradients(program: ExportedProgram, location: str) -> None:
