@@ -310,6 +310,29 @@ def test_losses_with_divisors_of_their_own_train_as_with_pytorch(
         assert evaluation.loss == pytest.approx(float(loss_of(reference, *data.values())), rel=1e-4)
 
 
+class MeanOfRandomRows(torch.nn.Module):
+    """The loss is the parameter, as long as the divisor belongs to the random numbers of the step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.level = torch.nn.Parameter(torch.ones(1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        kept = (torch.rand(x.shape) < 0.3).float()
+        noisy = torch.nn.functional.dropout(kept)
+        return (self.level * noisy).sum() / noisy.sum()
+
+
+def test_divisor_may_depend_on_random_numbers(appliance: Appliance) -> None:
+    module = MeanOfRandomRows()
+    options: Any = {"data": {"x": torch.zeros(SAMPLES, 7)}, "batch_size": BATCH, "max_steps": STEPS}
+    job = appliance.train(
+        module, num_csx=2, optimizer=torch.optim.SGD(module.parameters(), lr=0.02), **options
+    )
+    losses = finish(job)
+    assert losses == pytest.approx([1 - 0.02 * step for step in range(STEPS)], rel=1e-5)
+
+
 class Spectral(torch.nn.Module):
     """Turns the rows of a signal by angles, and multiplies its low frequencies by complex weights."""
 

@@ -160,7 +160,6 @@ def five_divisors(m: Any, hidden: Any, logits: Any, labels: Any, weights: Any, m
     ("loss", "part"),
     [
         (lambda m, h, x, y, w, k: (h.mean(-1) * w).sum() / h.square().sum(), "depends on parameters"),
-        (lambda m, h, x, y, w, k: h.sum() / m.dropout(w).sum(), "depends on parameters or random numbers"),
         (lambda m, h, x, y, w, k: h.sum() / w.mean(), "divide a sum by a sum"),
         (lambda m, h, x, y, w, k: h.sum() + x.mean(), "one of the losses is a sum over the batch"),
         (five_divisors, "a sum of 5 means with different divisors"),

@@ -4,17 +4,18 @@
 use millrace_params::{InitializerSpec, Initializers, ModelSpec, Nonlinearity};
 
 use crate::common::{
-    Elements, LARGE, Samples, device, evaluate, initial_weights, plan, recomputing, spec, step, to_f64, with_dropout,
+    Elements, LARGE, SEED, Samples, device, evaluate, initial_weights, plan, recomputing, spec, step, to_f64,
+    with_dropout,
 };
 use crate::compile::BatchSpec;
 use crate::device::{Device, DeviceError, InputData, LossWeights};
 use crate::families;
-use crate::graph::{Axes, DType, Graph};
+use crate::graph::{Axes, DType, Dimensions, Graph};
 use crate::kernels::Simd;
 use crate::ops::testing::{ROWS, TestGraph, VOCABULARY, WIDTH, check_graph, check_plan, reference_loss};
 use crate::ops::{
-    Activation, Cast, Compare, CrossEntropy, Dropout, Gather, LayerNorm, Linear, LogitsCrossEntropy, Reduce, Reduction,
-    Relation, Select, SumLoss,
+    Activation, Cast, Compare, CrossEntropy, Distribution, Dropout, Gather, LayerNorm, Linear, LogitsCrossEntropy,
+    Random, Reduce, Reduction, Relation, Select, SumLoss,
 };
 use crate::plan::Encoding;
 
@@ -169,10 +170,10 @@ fn weights_are_functions_of_the_samples() {
     let plan = plan(graph_of_weighted_losses(), BatchSpec { samples: 6, leaf_bound: 2 }, Encoding::Bf16, LARGE);
     let (weights, samples) = (initial_weights(&plan, 11), Samples::random(&plan, 5));
     let losses = evaluate(&mut device(&plan, 2), &plan, &weights, &samples);
-    let mut of_samples = LossWeights::new(&plan.graph, 2, Simd::detect()).unwrap().unwrap();
+    let mut of_samples = LossWeights::new(&plan.graph, 2, Simd::detect(), 3).unwrap().unwrap();
     for (leaf, loss) in samples.leaves(plan.leaves, 0..3).iter().zip(&losses) {
         let [_, mask, _, selected, _, labels] = loss.metrics[..] else { panic!("{:?}", loss.metrics) };
-        assert_eq!(of_samples.of_leaf(&leaf.inputs).unwrap(), [mask, selected, labels]);
+        assert_eq!(of_samples.of_leaf(leaf.first_sample, &leaf.inputs).unwrap(), [mask, selected, labels]);
         // Also the labels of the main loss, which has no weight.
         assert_eq!(labels, loss.tokens as f64);
         let numbers = samples.inputs[2].to_f64(leaf.leaf as usize * 2 * ROWS..(leaf.leaf as usize + 1) * 2 * ROWS);
@@ -183,9 +184,34 @@ fn weights_are_functions_of_the_samples() {
     let mut bad = samples.leaves(plan.leaves, 0..1).remove(0);
     let labels = vec![VOCABULARY as i32; 2 * ROWS];
     bad.inputs[1] = InputData::I32(&labels);
-    let error = of_samples.of_leaf(&bad.inputs).unwrap_err().to_string();
+    let error = of_samples.of_leaf(0, &bad.inputs).unwrap_err().to_string();
     assert!(error.contains("is 11 at position 0, but must be less than 11"), "{error}");
-    assert!(LossWeights::new(&TestGraph::build(|_, x| x), 2, Simd::detect()).unwrap().is_none());
+    assert!(LossWeights::new(&TestGraph::build(|_, x| x), 2, Simd::detect(), 3).unwrap().is_none());
+}
+
+#[test]
+fn weights_may_depend_on_random_numbers() {
+    let graph = TestGraph::build(|s, x| {
+        let y = s.linear(x, WIDTH, true);
+        let dimensions = Dimensions::new(&[ROWS, 1]).unwrap();
+        let noise = s.node(Random { distribution: Distribution::Uniform, dimensions }, &[], &[]);
+        let noise = s.node(Dropout { rate: 0.5 }, &[noise], &[]);
+        let (masked, weight) = (s.mul(y, noise), s.node(sum(&[0, 1]), &[noise], &[]));
+        s.loss_with_weight(SumLoss { factor: 1.0 }, &[masked], weight, &[]);
+        y
+    });
+    let plan = plan(graph, BatchSpec { samples: 6, leaf_bound: 2 }, Encoding::F32, LARGE);
+    let (weights, samples) = (initial_weights(&plan, 11), Samples::random(&plan, 5));
+    let mut device = device(&plan, 1);
+    step(&mut device, &plan, &weights, &samples);
+    let mut of_samples = LossWeights::new(&plan.graph, 2, Simd::detect(), SEED).unwrap().unwrap();
+    let mut all = Vec::new();
+    for (leaf, loss) in samples.leaves(plan.leaves, 0..3).iter().zip(device.losses()) {
+        let weights = of_samples.of_leaf(leaf.first_sample, &leaf.inputs).unwrap();
+        assert_eq!(weights, loss.metrics[1..]);
+        all.extend(weights);
+    }
+    assert!(all.iter().all(|weight| *weight > 0.0) && all[0] != all[1], "{all:?}");
 }
 
 #[test]

@@ -162,6 +162,7 @@ mod tests {
                 inputs: Vec::new(),
                 params: (first..tensors.len()).collect(),
                 output: None,
+                draws_as: None,
             });
             paths.push(path.to_owned());
         }

@@ -3,7 +3,8 @@
 //! What a training step minimizes is the sum of all losses, divided as the reduction says. A loss with a *weight* is
 //! divided by the sum of the weight over the batch instead: the mean over the tokens that a mask selects has the number
 //! of these tokens in a sample as its weight, and a classifier with class weights the sum of those of its labels.
-//! Weights are functions of the samples alone, so that they are known before the step.
+//! Weights are functions of the samples and of random numbers, such as a random mask, and not of parameters, so that they
+//! are known before the step.
 
 use std::ops::Range;
 
@@ -60,12 +61,15 @@ impl Graph {
             is_kept[id] = node.output.is_some_and(|output| is_needed[output]);
             node.inputs.iter().filter(|_| is_kept[id]).for_each(|&input| is_needed[input] = true);
         }
-        let mut graph = Self { tensors: Vec::new(), ..self.with_nodes(&is_kept) };
+        let mut graph = Self { tensors: Vec::new(), ..self.clone() };
+        graph.nodes.iter_mut().enumerate().for_each(|(id, node)| node.draws_as = Some(id));
+        graph = graph.with_nodes(&is_kept);
         let loss = |&weight: &ValueId| OpNode {
             op: SumLoss { factor: 1.0 }.into(),
             inputs: vec![weight, weight],
             params: Vec::new(),
             output: None,
+            draws_as: None,
         };
         graph.nodes.extend(weights.iter().map(loss));
         graph.layers = vec![Layer { name: "weights".to_owned(), nodes: 0..graph.nodes.len(), block: None }];

@@ -144,6 +144,9 @@ pub struct OpNode {
     pub params: Vec<TensorId>,
     /// The value it computes; `None` for a loss.
     pub output: Option<ValueId>,
+    /// The node whose random numbers it draws, if not its own: that of the graph of which this graph is a part.
+    #[serde(skip)]
+    pub draws_as: Option<NodeId>,
 }
 
 /// A contiguous run of operators whose weights are streamed together.

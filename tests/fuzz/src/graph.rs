@@ -70,9 +70,9 @@ fn compute(graph: Graph) {
         }
     };
     let inputs: Vec<InputData<'_>> = plan.graph.inputs.iter().map(input).collect();
-    let weights = LossWeights::new(&plan.graph, plan.leaves.samples, Simd::detect()).expect("weights are a graph");
+    let weights = LossWeights::new(&plan.graph, plan.leaves.samples, Simd::detect(), 0).expect("weights are a graph");
     if let Some(mut weights) = weights {
-        let computed = weights.of_leaf(&inputs);
+        let computed = weights.of_leaf(0, &inputs);
         assert!(matches!(computed, Ok(_) | Err(DeviceError::Index { .. })), "{computed:?}");
         let factors: Vec<f64> = computed.unwrap_or_default().iter().map(|weight| 2.0 / weight).collect();
         let _ = device.scale_losses(&factors);

@@ -38,7 +38,8 @@ pub(super) fn start_weighing(
     outbox: MessageSender,
 ) -> Result<Option<Sender<WeighRequest>>, AgentError> {
     let simd = Simd::new(job.profile.isa).map_err(AgentError::local)?;
-    let weights = LossWeights::new(&job.plan.graph, job.plan.leaves.samples, simd).map_err(AgentError::local)?;
+    let weights = LossWeights::new(&job.plan.graph, job.plan.leaves.samples, simd, job.job.run.seed)
+        .map_err(AgentError::local)?;
     let Some(weights) = weights else { return Ok(None) };
     let (sender, requests) = mpsc::channel();
     let (job, inputs) = (job.clone(), Arc::clone(inputs));
@@ -93,7 +94,8 @@ impl LossWeigher {
             let count = end - start;
             let read = read(dataset, &self.job, first, count * plan.leaves.samples)?;
             for index in 0..count {
-                let weights = self.weights.of_leaf(&read.of_leaf(index as usize, count as usize));
+                let first_sample = first + u64::from(index) * samples;
+                let weights = self.weights.of_leaf(first_sample, &read.of_leaf(index as usize, count as usize));
                 all.push(weights.map_err(|error| device_failure(at_leaf(error, start + index)))?);
             }
             start = end;

@@ -146,8 +146,17 @@ impl StepRunner<'_> {
             return;
         }
         let weights = weights(self.plan, self.weights, self.packs, node);
-        let mut context =
-            operator_context(self.cx, self.training, self.seed, self.samples, self.kind, self.scratch, node, &leaves);
+        let drawing_node = self.plan.graph.nodes[node].draws_as.unwrap_or(node);
+        let mut context = operator_context(
+            self.cx,
+            self.training,
+            self.seed,
+            self.samples,
+            self.kind,
+            self.scratch,
+            drawing_node,
+            &leaves,
+        );
         let sums =
             self.metrics.get_mut(leaves.start).and_then(|sums| sums.get_mut(self.operators.metrics[node].clone()));
         context.metric = sums.unwrap_or_default();
@@ -222,8 +231,17 @@ impl StepRunner<'_> {
         let shape = &self.operators.shapes[node];
         let inputs = read(shape, sources, self.samples, (leaves, self.kind.leaves), [a, b, c, d]);
         let weights = weights(self.plan, self.weights, self.packs, node);
-        let mut context =
-            operator_context(self.cx, self.training, self.seed, self.samples, self.kind, self.scratch, node, leaves);
+        let drawing_node = self.plan.graph.nodes[node].draws_as.unwrap_or(node);
+        let mut context = operator_context(
+            self.cx,
+            self.training,
+            self.seed,
+            self.samples,
+            self.kind,
+            self.scratch,
+            drawing_node,
+            leaves,
+        );
         let position = node - self.plan.graph.layers[self.layer].nodes.start;
         let io = execute::BackwardArgs {
             shape,
@@ -346,7 +364,7 @@ fn operator_context<'a>(
     samples: &RoundSamples,
     kind: &RoundKind,
     scratch: &'a mut Scratch,
-    node: NodeId,
+    drawing_node: NodeId,
     leaves: &Range<usize>,
 ) -> OperatorContext<'a> {
     let count = kind.leaves.samples;
@@ -355,7 +373,7 @@ fn operator_context<'a>(
         let samples = samples.leaves[leaves.clone()]
             .iter()
             .flat_map(|leaf| (0..count).map(|sample| leaf.first_sample.wrapping_add(u64::from(sample))));
-        scratch.keys.extend(samples.map(|sample| random::key(seed, sample, node as u64)));
+        scratch.keys.extend(samples.map(|sample| random::key(seed, sample, drawing_node as u64)));
     }
     let (leaves, samples) = (leaves.len(), count as usize * leaves.len());
     scratch.sums.clear();

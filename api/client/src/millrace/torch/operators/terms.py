@@ -121,7 +121,7 @@ def _divided(t: Translator, terms: list[Term]) -> list[_Divided]:
             assert term.divisor is not None
             key = "divisor", id(term.divisor)
             if key not in weights:
-                weights[key] = _of_samples_only(t, sum_of_samples(t, term.divisor))
+                weights[key] = _without_parameters(t, sum_of_samples(t, term.divisor))
             weight = weights[key]
         divided.append(_Divided(term, key, weight))
     order = ["batch_size", "divisor", "num_tokens"]
@@ -136,16 +136,16 @@ def sum_of_samples(t: Translator, loss: Loss) -> Value:
     return first
 
 
-def _of_samples_only(t: Translator, weight: Value) -> Value:
-    """Return a weight. It is known before a step, so that it can't depend on parameters or random numbers."""
+def _without_parameters(t: Translator, weight: Value) -> Value:
+    """Return a weight. It is known before a step, so that it can't depend on parameters."""
     needed = {weight.number}
     for node in reversed(t.graph.nodes):
         if node["output"] not in needed:
             continue
-        if node["params"] or node["op"]["op"] in ("dropout", "random") or node["op"].get("dropout"):
+        if node["params"]:
             raise UnsupportedModelError(
-                "a division by a sum over the batch that depends on parameters or random numbers: the "
-                "divisor may depend on the data alone, such as the sum of a mask"
+                "a division by a sum over the batch that depends on parameters: the divisor may depend on "
+                "the data and on random numbers, such as the sum of a mask"
             )
         needed.update(node["inputs"])
     return weight
