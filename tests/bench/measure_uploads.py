@@ -1,8 +1,9 @@
-"""Measures uploads over a link of a limited rate; see tests/bench/uploads."""
+"""Measures uploads and their way to pods over a link of a limited rate; see tests/bench/uploads."""
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import socket
 import subprocess
@@ -56,13 +57,16 @@ def link(mbit: int) -> Iterator[str]:
 
 
 @contextmanager
-def started(namespace: str, *command: object) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """Starts a program in a namespace; yields it and its first line."""
+def started(
+    namespace: str, *command: object, begins: str = "listening", variables: dict[str, str] | None = None
+) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """Starts a program in a namespace; yields it and its first line that begins with `begins`."""
     words = ["ip", "netns", "exec", namespace, *map(str, command)]
-    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
+    environment = os.environ | (variables or {})
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=environment) as process:
         assert process.stdout is not None
         try:
-            yield process, process.stdout.readline().strip()
+            yield process, next(line.strip() for line in process.stdout if line.startswith(begins))
         finally:
             process.terminate()
 
@@ -82,6 +86,27 @@ def peak_memory(process: subprocess.Popen[str]) -> float:
     """Returns the largest resident memory of a program so far, in MiB."""
     lines = Path(f"/proc/{process.pid}/status").read_text().splitlines()
     return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("VmHWM"))
+
+
+def fetch(namespace: str, store: Path, digest: str, directory: Path) -> tuple[float, float]:
+    """Fetches a blob as a pod does; returns the seconds, and the peak memory of the server in MiB."""
+    identity, into = directory / "identity", directory / "fetched"
+    identity.mkdir()
+    address = f"{SERVER}:7781"
+    variables = {"STORE": store, "DIGEST": digest, "IDENTITY": identity, "LISTEN": address}
+    # Real code of the server, which otherwise serves blobs in a cluster only.
+    test = [os.environ["MILLRACE_BLOB_SERVER"], "--exact", "--ignored", "--nocapture"]
+    test.append("kubernetes::blobs::tests::serve_upload_for_benchmark")
+    named = {f"MILLRACE_BENCH_{name}": str(value) for name, value in variables.items()}
+    with started(namespace, *test, begins="serving ", variables=named) as (server, line):
+        document = directory / "document.json"
+        files = [{"path": str(into / "weights"), "digest": digest}]
+        document.write_text(json.dumps({"version": 2, "job_uid": line.split()[1], "files": files}))
+        began = time.monotonic()
+        program = Path(os.environ["MILLRACE_PROGRAMS"], "millrace-agent")
+        flags = ["--server", address, "--identity", identity, "--document", document, "--into", into]
+        run(program, "fetch_uploads", *flags)
+        return time.monotonic() - began, peak_memory(server)
 
 
 def main() -> None:
@@ -111,11 +136,13 @@ def main() -> None:
                 upload(appliance._transport, "default", [blob], progress=False)
                 ended = time.monotonic()
             memory = peak_memory(process)
+        fetched, fetch_memory = fetch(namespace, data / "blobs", blob.digest, Path(directory))
     print(f"plain TCP   {plain / 1e6:8.1f} MB/s")
-    for name, seconds in ("upload", ended - hashed), ("with digest", ended - began):
+    for name, seconds in ("upload", ended - hashed), ("with digest", ended - began), ("fetch", fetched):
         rate = blob.size / seconds
         print(f"{name:11} {rate / 1e6:8.1f} MB/s   ratio {rate / plain:.2f}")
-    print(f"memory of the server {memory:.0f} MiB, before the upload {before:.0f} MiB")
+    print(f"memory of the server {memory:.0f} MiB, before the upload {before:.0f} MiB, during the fetch "
+          f"{fetch_memory:.0f} MiB")
 
 
 if __name__ == "__main__":

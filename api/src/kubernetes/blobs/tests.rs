@@ -10,7 +10,7 @@ use millrace_cluster::pod_site::GraphDocuments;
 use millrace_crds::{JobFile, StoredParams, TrainJobSpec, UploadedModel};
 use millrace_protocol::blobs::{self, MAX_PART_BYTES, ReadError};
 use millrace_protocol::proto::BlobRequest;
-use millrace_protocol::security::{AttemptName, Authority, MemberName, Service, Validity};
+use millrace_protocol::security::{AttemptName, Authority, Credentials, MemberName, Service, Validity};
 use tonic::Code;
 
 use super::*;
@@ -214,4 +214,33 @@ async fn server_reads_documents_of_the_job_namespace() {
     let missing = read(case.jobs[1].clone()).await.unwrap_err();
     assert!(matches!(missing, millrace_control::DocumentError::Unusable(_)));
     assert!(missing.to_string().contains("namespace others has no upload blake3:"), "{missing}");
+}
+
+/// Serves one upload of the store `MILLRACE_BENCH_STORE` until the process is killed; writes the credentials of a fetcher
+/// to `MILLRACE_BENCH_IDENTITY`. The job's UID is [`OWN`].
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "a server for tests/bench/uploads, not a test"]
+async fn serve_upload_for_benchmark() {
+    let variable = |name: &str| std::env::var(format!("MILLRACE_BENCH_{name}")).unwrap();
+    let mut job = job(OWN, "default", b"", b"");
+    job.spec.files[0].digest = variable("DIGEST");
+    let (view, mut writer) = reflector::store();
+    writer.apply_watcher_event(&Event::Apply(job));
+    let authority = Authority::new(today()).unwrap();
+    let credentials = authority.issue(&fetcher(OWN), today()).unwrap();
+    let dir = std::path::PathBuf::from(variable("IDENTITY"));
+    for (name, text) in [
+        (Credentials::CERTIFICATE_FILE, &credentials.certificate),
+        (Credentials::KEY_FILE, &credentials.key),
+        (Credentials::AUTHORITY_FILE, &credentials.authority),
+    ] {
+        std::fs::write(dir.join(name), text).unwrap();
+    }
+    let listener = TcpListener::bind(variable("LISTEN")).unwrap();
+    listener.set_nonblocking(true).unwrap();
+    let store = BlobStore::new(variable("STORE").into(), u64::MAX);
+    let service = BlobService::new(store, view, Namespaces([("default", "default")].into()));
+    let identity = identity_of(&authority, MemberName::Service(Service::RestServer));
+    println!("serving {OWN}");
+    run(listener, watch::channel(identity).1, service).await.unwrap();
 }
