@@ -30,8 +30,8 @@ pub enum LossWeightsError {
 }
 
 impl LossWeights {
-    /// Prepares the weights of a valid graph, for leaves of `samples` samples; `None` if no loss has a weight. `seed` is
-    /// that of the job.
+    /// Prepares the weights of a valid graph, for leaves of `samples` samples; `None` if no loss has a weight. `seed`
+    /// is that of the job.
     ///
     /// # Errors
     /// The operators can't be compiled or executed.

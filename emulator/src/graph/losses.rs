@@ -3,8 +3,8 @@
 //! What a training step minimizes is the sum of all losses, divided as the reduction says. A loss with a *weight* is
 //! divided by the sum of the weight over the batch instead: the mean over the tokens that a mask selects has the number
 //! of these tokens in a sample as its weight, and a classifier with class weights the sum of those of its labels.
-//! Weights are functions of the samples and of random numbers, such as a random mask, and not of parameters, so that they
-//! are known before the step.
+//! Weights are functions of the samples and of random numbers, such as a random mask, and not of parameters, so that
+//! they are known before the step.
 
 use std::ops::Range;
 

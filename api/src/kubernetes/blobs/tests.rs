@@ -216,8 +216,8 @@ async fn server_reads_documents_of_the_job_namespace() {
     assert!(missing.to_string().contains("namespace others has no upload blake3:"), "{missing}");
 }
 
-/// Serves one upload of the store `MILLRACE_BENCH_STORE` until the process is killed; writes the credentials of a fetcher
-/// to `MILLRACE_BENCH_IDENTITY`. The job's UID is [`OWN`].
+/// Serves one upload of the store `MILLRACE_BENCH_STORE` until the process is killed; writes the credentials of a
+/// fetcher to `MILLRACE_BENCH_IDENTITY`. The job's UID is [`OWN`].
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "a server for tests/bench/uploads, not a test"]
 async fn serve_upload_for_benchmark() {
