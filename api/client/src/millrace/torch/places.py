@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import sys
-import sysconfig
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import CellType, FunctionType, ModuleType
 from typing import Any
 
 import torch
 
 from millrace.torch.locations import is_of_user
+
+PACKAGES = frozenset({"site-packages", "dist-packages"})
+"""Names of directories of installed packages."""
 
 ABSENT = object()
 """The value of a name that a place does not have."""
@@ -122,7 +125,7 @@ def _is_own_module(module: ModuleType) -> bool:
     if module.__name__ == "__main__":
         return True
     file = getattr(module, "__file__", None)
-    return bool(file) and is_of_user(file) and not file.startswith(sysconfig.get_path("purelib"))
+    return bool(file) and is_of_user(file) and PACKAGES.isdisjoint(Path(file).parts)
 
 
 def _cells(functions: list[Any]) -> Iterator[dict[str, CellType]]:
