@@ -124,8 +124,8 @@ def _is_own_module(module: ModuleType) -> bool:
     """Return whether a module is the user's own, and not of an installed package."""
     if module.__name__ == "__main__":
         return True
-    file = getattr(module, "__file__", None)
-    return bool(file) and is_of_user(file) and PACKAGES.isdisjoint(Path(file).parts)
+    file = getattr(module, "__file__", None) or ""
+    return file != "" and is_of_user(file) and PACKAGES.isdisjoint(Path(file).parts)
 
 
 def _cells(functions: list[Any]) -> Iterator[dict[str, CellType]]:
