@@ -33,9 +33,15 @@ def _directories(names: tuple[str, ...]) -> tuple[str, ...]:
     return (*LIBRARIES, *(f"{Path(file).parent}/" for file in files if file))
 
 
+@cache
+def _installation() -> tuple[str, str]:
+    """Return the directories of the standard library and of packages, which take long to find."""
+    return sysconfig.get_path("stdlib"), sysconfig.get_path("purelib")
+
+
 def is_of_user(file: str) -> bool:
     """Return whether a file is code of the user, and neither of a library nor generated."""
-    standard, packages = sysconfig.get_path("stdlib"), sysconfig.get_path("purelib")
+    standard, packages = _installation()
     # Packages may be below the standard library.
     is_standard = file.startswith(standard) and not file.startswith(packages)
     return not (is_standard or GENERATED.match(file) or file.startswith(library_directories()))

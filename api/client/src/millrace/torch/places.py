@@ -116,8 +116,9 @@ def _is_of_user(kind: type) -> bool:
 
 def _is_object_of_user(value: Any) -> bool:
     kind = type(value)
-    is_other = issubclass(kind, torch.nn.Module | ModuleType | type) or not hasattr(value, "__dict__")
-    return _is_of_user(kind) and not is_other
+    if issubclass(kind, torch.nn.Module | ModuleType | type) or not hasattr(value, "__dict__"):
+        return False
+    return _is_of_user(kind)
 
 
 def _is_own_module(module: ModuleType) -> bool:
@@ -125,7 +126,7 @@ def _is_own_module(module: ModuleType) -> bool:
     if module.__name__ == "__main__":
         return True
     file = getattr(module, "__file__", None) or ""
-    return file != "" and is_of_user(file) and PACKAGES.isdisjoint(Path(file).parts)
+    return file != "" and PACKAGES.isdisjoint(Path(file).parts) and is_of_user(file)
 
 
 def _cells(functions: list[Any]) -> Iterator[dict[str, CellType]]:
