@@ -168,28 +168,26 @@ impl HeaderReader<'_> {
 /// Encodes a frame. A forwarded frame keeps the checksum it was received with; for a new one the checksum is computed.
 pub fn pack(frame: Frame, context: LinkContext) -> Packet {
     let checksum = frame.checksum.unwrap_or_else(|| XxHash3_64::oneshot(frame.payload.bytes()));
-    Packet { head: header(&frame, encoding(&frame, context), context, checksum), payload: frame.payload.into_bytes() }
+    Packet { head: header(&frame, context, 0, checksum), payload: frame.payload.into_bytes() }
 }
 
 /// Encodes a frame with the location of its payload instead of the payload.
 pub fn pack_location(frame: &Frame, context: LinkContext, location: Location) -> Packet {
-    let head = header(frame, encoding(frame, context) | LOCATION_FLAG, context, NO_CHECKSUM);
+    let head = header(frame, context, LOCATION_FLAG, NO_CHECKSUM);
     Packet { head, payload: Bytes::copy_from_slice(&location.to_bytes()) }
 }
 
-const fn encoding(frame: &Frame, context: LinkContext) -> u8 {
-    match (&frame.payload, context.encoding) {
+/// Encodes a header; `flag` is added to the encoding.
+fn header(frame: &Frame, context: LinkContext, flag: u8, checksum: u64) -> Bytes {
+    let key = frame.key;
+    let encoding = match (&frame.payload, context.encoding) {
         (Payload::Sparse(_), _) => ENCODING_SPARSE,
         (Payload::Dense(_), Encoding::F32) => ENCODING_F32,
         (Payload::Dense(_), Encoding::Bf16) => ENCODING_BF16,
-    }
-}
-
-fn header(frame: &Frame, encoding: u8, context: LinkContext, checksum: u64) -> Bytes {
-    let key = frame.key;
+    };
     let mut writer = HeaderWriter([0; HEADER_BYTES], 0);
     writer.put(MAGIC);
-    writer.put([FRAME_VERSION, encoding]);
+    writer.put([FRAME_VERSION, encoding | flag]);
     writer.put((frame.payload.bytes().len() as u32).to_le_bytes());
     writer.put(context.plan.0.to_le_bytes());
     writer.put(key.epoch.attempt.to_le_bytes());
@@ -211,17 +209,17 @@ fn header(frame: &Frame, encoding: u8, context: LinkContext, checksum: u64) -> B
 pub fn unpack(packet: Packet, plan: PlanHash) -> Result<(Frame, LinkContext), CodecError> {
     let Packet { head, payload } = packet;
     let header = Header::parse(&head, plan)?;
-    if header.has_location {
+    if has_location(&head) {
         return Err(CodecError::Header);
     }
-    if payload.len() != header.payload_bytes || XxHash3_64::oneshot(&payload) != header.checksum {
+    if payload.len() != payload_bytes(&head) || XxHash3_64::oneshot(&payload) != header.checksum {
         return Err(CodecError::Damaged { chunk: header.key.chunk });
     }
     let checksum = Some(header.checksum);
     header.into_frame(payload, checksum)
 }
 
-/// Decodes a frame of which `head` is the header and `payload` was read from its location.
+/// Decodes a frame whose packet had the header `head` and a location, from which `payload` was read.
 ///
 /// # Errors
 /// The header is damaged, or belongs to another plan or protocol version.
@@ -234,8 +232,6 @@ struct Header {
     key: FrameKey,
     context: LinkContext,
     is_sparse: bool,
-    has_location: bool,
-    payload_bytes: usize,
     checksum: u64,
 }
 
@@ -253,7 +249,7 @@ impl Header {
             ENCODING_SPARSE => (Encoding::F32, true),
             _ => return Err(CodecError::Header),
         };
-        let payload_bytes = reader.u32()? as usize;
+        let _payload_bytes = reader.u32()?;
         let got = PlanHash(reader.u64()?);
         if got != plan {
             return Err(CodecError::Plan { got, want: plan });
@@ -266,7 +262,7 @@ impl Header {
         let checksum = reader.u64()?;
         let key = FrameKey { epoch, iteration, round, slot, chunk, node };
         let context = LinkContext { plan, encoding, step };
-        Ok(Self { key, context, is_sparse, has_location: code & LOCATION_FLAG != 0, payload_bytes, checksum })
+        Ok(Self { key, context, is_sparse, checksum })
     }
 
     fn into_frame(self, payload: Bytes, checksum: Option<u64>) -> Result<(Frame, LinkContext), CodecError> {
