@@ -146,7 +146,6 @@ impl StepRunner<'_> {
             return;
         }
         let weights = weights(self.plan, self.weights, self.packs, node);
-        let drawing_node = self.plan.graph.nodes[node].draws_as.unwrap_or(node);
         let mut context = operator_context(
             self.cx,
             self.training,
@@ -154,7 +153,7 @@ impl StepRunner<'_> {
             self.samples,
             self.kind,
             self.scratch,
-            drawing_node,
+            (self.plan, node),
             &leaves,
         );
         let sums =
@@ -231,7 +230,6 @@ impl StepRunner<'_> {
         let shape = &self.operators.shapes[node];
         let inputs = read(shape, sources, self.samples, (leaves, self.kind.leaves), [a, b, c, d]);
         let weights = weights(self.plan, self.weights, self.packs, node);
-        let drawing_node = self.plan.graph.nodes[node].draws_as.unwrap_or(node);
         let mut context = operator_context(
             self.cx,
             self.training,
@@ -239,7 +237,7 @@ impl StepRunner<'_> {
             self.samples,
             self.kind,
             self.scratch,
-            drawing_node,
+            (self.plan, node),
             leaves,
         );
         let position = node - self.plan.graph.layers[self.layer].nodes.start;
@@ -364,12 +362,13 @@ fn operator_context<'a>(
     samples: &RoundSamples,
     kind: &RoundKind,
     scratch: &'a mut Scratch,
-    drawing_node: NodeId,
+    (plan, node): (&StreamPlan, NodeId),
     leaves: &Range<usize>,
 ) -> OperatorContext<'a> {
     let count = kind.leaves.samples;
     scratch.keys.clear();
     if training {
+        let drawing_node = plan.graph.nodes[node].draws_as.unwrap_or(node);
         let samples = samples.leaves[leaves.clone()]
             .iter()
             .flat_map(|leaf| (0..count).map(|sample| leaf.first_sample.wrapping_add(u64::from(sample))));
