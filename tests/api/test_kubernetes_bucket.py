@@ -45,9 +45,10 @@ def stored(shared: KubernetesServer) -> Iterator[Bucket]:
 
 
 def submit(server: KubernetesServer, name: str, steps: int) -> Any:
+    """Applies a job. Until the server has its UID, an earlier job of this name is the newest one there."""
     document = trainjob(name, steps, numCsx=2, appliance=server.namespace)
-    server.kubectl("apply", "--filename=-", document=document)
-    return until_job(server.user, name)
+    uid = server.kubectl("apply", "--filename=-", "--output=jsonpath={.metadata.uid}", document=document)
+    return until_job(server.user, name, uid)
 
 
 def complete(server: KubernetesServer, bucket: Bucket) -> list[int]:

@@ -98,12 +98,12 @@ def step(job: Job) -> int:
     return points[-1].step if points else 0
 
 
-def until_job(user: User, name: str) -> Job:
-    """Waits until a job of this name exists."""
+def until_job(user: User, name: str, uid: str | None = None) -> Job:
+    """Waits until the server has a job of this name, and of this UID if it is given."""
 
     def look() -> Job | None:
         with suppress(NotFound):
-            return user.appliance.job(name)
+            return user.appliance.job(name, uid)
         return None
 
     return until(f"job {name} exists", look)
