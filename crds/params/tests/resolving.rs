@@ -70,6 +70,7 @@ fn every_check_names_its_key() {
         ("train_input", "data_files: ''", "data_files", Missing, "at least one"),
         ("train_input", "tokenizer: sentencepiece", "tokenizer", Invalid, "gpt2 or bytes"),
         ("train_input", "repeat: False", "repeat", NotSupported, "leave it out"),
+        ("eval_input", "repeat: True", "repeat", Invalid, "runconfig.eval_steps"),
         ("train_input", "split: test", "split", Invalid, "all, train, validation or val"),
         ("eval_input", "validation_fraction: 0.2", "validation_fraction", Invalid, "one of the two"),
         ("train_input", "tokenizer_file: a.json", "tokenizer_file", Invalid, "leave one of the two out"),

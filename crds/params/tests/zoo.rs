@@ -126,6 +126,15 @@ fn older_spellings_mean_the_same() {
     assert_eq!(resolved(&older).job, resolved(SMALL).job);
 }
 
+/// Keys in the zoo's files of newer releases.
+#[test]
+fn newer_releases_are_understood() {
+    let newer = SMALL
+        .replace("    shuffle: False\n", "    shuffle: False\n    repeat: True\n")
+        .replace("    filter_size: 3072\n", "    filter_size: 3072\n    fold_rope_consts: False\n");
+    assert_eq!(resolved(&newer).job, resolved(SMALL).job);
+}
+
 /// Keys in the zoo's files of older releases, including those of larger GPT-3 models.
 #[test]
 fn older_releases_are_understood() {

@@ -165,8 +165,9 @@ section! {
         /// attend to it, and its position in its sequence. Those of `BertHDF5DataProcessor` have these two rows, too;
         /// an encoder that is trained on them may be evaluated on samples of one sequence. Not with a sliding window.
         use_vsl: bool = default("false").in_eval_input(otherwise("that of `train_input`")),
-        /// Whether the data starts again at its end: always for training, never for evaluation.
-        repeat: bool = default("true").fixed().in_eval_input(default("false")),
+        /// Whether the data starts again at its end: must be true in `train_input`. An evaluation of more
+        /// `runconfig.eval_steps` than there are batches begins again, too; without them, it must be false.
+        repeat: bool = default("true").in_eval_input(otherwise("true if there are `runconfig.eval_steps`")),
     }
     ignored {
         /// Number of input worker processes.
@@ -207,6 +208,8 @@ section! {
         is_training: bool,
         /// Older spelling of `dynamic_mlm_scale`.
         scale_mlm_weights: bool,
+        /// Whether each batch has the weight of its loss; `model.mlm_loss_scaling` scales the loss.
+        dynamic_loss_weight: bool,
         /// Whether the model predicts the next sentence; `model.disable_nsp` decides it.
         disable_nsp: bool,
     }

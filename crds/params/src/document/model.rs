@@ -342,6 +342,8 @@ section! {
         enable_gpu_optimizations: bool,
         /// Whether patches are projected by a convolution; it is the same product.
         use_conv_patchified_embedding: bool,
+        /// Whether the angles of rotary positions are constants of the compiled program on the real machine.
+        fold_rope_consts: bool,
         /// Trade-off between precision and speed on the real machine.
         precision_opt_level: u64,
         /// Whether the softmax is computed in f32; Millrace always does so.

@@ -119,7 +119,12 @@ fn input(
         let message = format!("is {vocabulary}, but model.vocab_size is {}", model.vocab_size);
         check.report_invalid(&s.key("vocab_size"), message, "leave it out");
     }
-    check.require_value(&s.key("repeat"), p.repeat, train.is_none());
+    if train.is_none() {
+        check.require_value(&s.key("repeat"), p.repeat, true);
+    } else if p.repeat == Some(true) && run.eval_steps.is_none() {
+        let message = "is true, but an evaluation without runconfig.eval_steps has no other end than that of the data";
+        check.report_invalid(&s.key("repeat"), message, "set runconfig.eval_steps, or leave it out");
+    }
     check.require_value(&s.key("sort_files"), p.sort_files, true);
     // Other processors of the zoo either always add them, or read samples that are complete.
     if matches!(p.data_processor.as_deref(), Some("Sst2DataProcessor" | "MnliDataProcessor")) {

@@ -110,6 +110,7 @@ pub fn described(path: &str) -> Option<&'static str> {
         path if path.ends_with("tokenizer_file") => None,
         path if path.ends_with("vocab_file") || path.ends_with("_input.max_predictions_per_seq") => None,
         path if path.ends_with("transforms") || path.ends_with("_input.tgt_data_dir") => None,
+        "eval_input.repeat" => Some("false"),
         "model.d_kv" => Some("16"),
         "model.hidden_sizes" => Some("[16, 16]"),
         "model.num_classes" => None,
