@@ -226,6 +226,19 @@ def distances(layer: Any, x: Any) -> Any:
     )
 
 
+def with_empty_part(layer: Any, x: Any) -> Any:
+    """A head whose rotary part is the whole head has a rest without elements."""
+    rotary, rest = layer(x).split([WIDTH, 0], dim=-1)
+    return torch.cat([rotary.tanh(), rest, x[..., WIDTH:]], dim=-1).square().mean()
+
+
+def positions_before_samples(layer: Any, x: Any) -> Any:
+    """Fixed positions are repeated for the samples, whose dimension comes second."""
+    positions = torch.arange(ROWS * WIDTH).view(ROWS, 1, WIDTH).sin().to(x.dtype).expand(-1, x.shape[0], -1)
+    keys = torch.einsum("ibh,hd->ibd", positions, layer.weight)
+    return (torch.einsum("bih,hd->ibd", x, layer.weight) * keys).square().mean()
+
+
 class FrozenNorm(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -248,6 +261,8 @@ def weight_norm(layer: Any) -> Any:
 
 BAGS: list[Any] = [("sum", None), ("mean", None), ("mean", 2), ("max", None)]
 CASES: dict[str, tuple[Callable[[], Any], Callable[[Any, Any], Any], Callable[[], Any]]] = {
+    "part without elements": (lambda: nn.Linear(WIDTH, WIDTH), with_empty_part, rows),
+    "positions before samples": (lambda: nn.Linear(WIDTH, WIDTH), positions_before_samples, rows),
     "convolution of rows": (
         lambda: nn.Sequential(nn.Conv1d(ROWS, 8, 3, padding="same"), nn.ConvTranspose1d(8, 3, 4, 2)),
         squares,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -124,6 +126,8 @@ class Translator:
         if base not in RANDOM and not any(isinstance(item, COMPUTED) for item in flat):
             return _evaluate(target, args, kwargs, meta)
         first = meta[0] if isinstance(meta, list | tuple) else meta
+        if first is meta and any(isinstance(size, int) and size == 0 for size in meta.shape):
+            return without_elements(Layout.of(meta.shape), meta.dtype)
         has_complex = first.is_complex() or any(is_complex(item) for item in flat)
         table = COMPLEX_TRANSLATIONS if has_complex else TRANSLATIONS
         translation = table.get(self.name) or table.get(base)
@@ -253,7 +257,8 @@ class Translator:
         if isinstance(operand, bool | int | float):
             return self.number(operand, "bool" if isinstance(operand, bool) else "f32")
         if isinstance(operand, Fixed):
-            return self.constant(sample_elements(operand).reshape(operand.layout.broadcast_to(batch)))
+            outer = batch.outer if batch.merged == operand.layout.merged else operand.layout.outer
+            return self.constant(sample_elements(operand, outer).reshape(operand.layout.broadcast_to(batch)))
         traced = self.traced(operand)
         return self.reshape(traced.value, traced.layout.broadcast_to(batch))
 
@@ -343,8 +348,10 @@ def _inherit_sample_order(layout: Layout, operands: list[Any]) -> Layout:
     """Return a layout whose samples are in the order of those of the operands."""
     if layout.merged == 1:
         return layout
-    merged = [item.layout for item in operands if isinstance(item, Traced) and item.layout.merged > 1]
-    outers = {found.outer for found in merged}
+    merged = [item for item in operands if isinstance(item, Traced | Fixed) and item.layout.merged > 1]
+    # Fixed tensors follow the order of the others, if their elements allow it.
+    outers = {item.layout.outer for item in merged if isinstance(item, Traced)}
+    outers = outers or {item.layout.outer for item in merged}
     if len(outers) > 1:
         raise MixesSamplesError("it combines tensors in which samples are in another order")
     return Layout(layout.sizes, layout.axis, layout.merged, outers.pop() if outers else 1)
@@ -373,7 +380,7 @@ def _evaluate(target: Any, args: list[Any], kwargs: dict[str, Any], meta: Any) -
         if "empty" in str(target):
             # Elements that are assigned later. They would differ from one trace to the next.
             return Fixed(result.zero_(), Layout.of(meta.shape))
-        layout = Layout.of(meta.shape)
+        layout = _fixed_layout(Layout.of(meta.shape), target, args)
         if layout.axis is not None and any(isinstance(item, BatchSize) for item in _flatten(args)):
             raise MixesSamplesError("it computes with the size of the batch, on which no sample may depend")
         if layout.axis is None and any(isinstance(item, torch.SymInt | BatchSize) for item in _flatten(args)):
@@ -383,14 +390,40 @@ def _evaluate(target: Any, args: list[Any], kwargs: dict[str, Any], meta: Any) -
     return [Fixed(item, Layout.of(like.shape)) for item, like in zip(result, meta, strict=True)]
 
 
-def sample_elements(operand: Fixed) -> torch.Tensor:
-    """Return the elements of one sample of a tensor, which must be those of every sample."""
-    if operand.layout.axis is None:
+def _fixed_layout(layout: Layout, target: Any, args: list[Any]) -> Layout:
+    """Return the layout of a tensor that is computed from fixed ones, with the order of its samples."""
+    sources = [item.layout for item in _flatten(args) if isinstance(item, Fixed)]
+    sources = [source for source in sources if source.axis is not None]
+    if layout.merged == 1 or not sources:
+        return layout
+    if str(target).split(".")[1] in ("view", "reshape", "_unsafe_view"):
+        with suppress(MixesSamplesError):
+            return sources[0].reshaped(layout)
+        return layout
+    outers = {source.outer for source in sources if source.merged == layout.merged}
+    return replace(layout, outer=outers.pop()) if len(outers) == 1 else layout
+
+
+def without_elements(layout: Layout, dtype: torch.dtype) -> Fixed:
+    """Return a tensor of which a dimension is 0, such as the part of a head that has no rotary position."""
+    sizes = [size * (BATCH if axis == layout.axis else 1) for axis, size in enumerate(layout.sizes)]
+    return Fixed(torch.zeros(sizes, dtype=dtype), layout)
+
+
+def sample_elements(operand: Fixed, outer: int | None = None) -> torch.Tensor:
+    """Return the elements of one sample of a tensor, which must be those of every sample.
+
+    `outer` is the part of the dimension of the batch that counts before it, if another tensor decides that.
+    """
+    layout = operand.layout
+    if layout.axis is None:
         return operand.tensor
-    first, second = operand.tensor.chunk(BATCH, operand.layout.axis)
-    if operand.layout.outer > 1 or not torch.equal(first, second):
+    outer = outer or layout.outer
+    samples = operand.tensor.unflatten(layout.axis, (outer, BATCH, layout.merged // outer))
+    first, second = samples.unbind(layout.axis + 1)
+    if not torch.equal(first, second):
         raise MixesSamplesError("it numbers the samples of a batch")
-    return first
+    return first.flatten(layout.axis, layout.axis + 1)
 
 
 def _initial(data: torch.Tensor) -> dict[str, Any]:

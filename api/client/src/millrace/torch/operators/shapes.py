@@ -7,6 +7,8 @@ from dataclasses import replace
 from math import prod
 from typing import Any
 
+import torch
+
 from millrace.torch.document import Value
 from millrace.torch.layout import Layout, MixesSamplesError
 from millrace.torch.operands import (
@@ -22,7 +24,7 @@ from millrace.torch.operands import (
     UnsupportedModelError,
 )
 from millrace.torch.operators.registry import completed, translates
-from millrace.torch.translator import Translator
+from millrace.torch.translator import Translator, without_elements
 
 
 def permute(t: Translator, x: Value, order: list[int]) -> Value:
@@ -126,10 +128,14 @@ def _split(t: Translator, layout: Layout, args: list[Any], kwargs: dict[str, Any
     if isinstance(sizes, int):
         sizes = [min(sizes, total - start) for start in range(0, total, sizes)]
     ends = [sum(sizes[: at + 1]) for at in range(len(sizes))]
-    bounds = zip(ends, sizes, strict=True)
-    return [
-        Traced(part(t, x.value, axis, end - size, end), x.layout.with_size(dim, size)) for end, size in bounds
-    ]
+
+    def part_of(end: int, size: int) -> Operand:
+        layout = x.layout.with_size(dim, size)
+        if size == 0:
+            return without_elements(layout, torch.float32)
+        return Traced(part(t, x.value, axis, end - size, end), layout)
+
+    return [part_of(end, size) for end, size in zip(ends, sizes, strict=True)]
 
 
 @translates("cat")
@@ -141,8 +147,9 @@ def _concatenate(t: Translator, layout: Layout, args: list[Any], kwargs: dict[st
         )
     axis = layout.dimension(dim)
     parts = []
-    # As in PyTorch, an empty vector is no part. Caches of transformers begin with one.
-    for item in (item for item in items if not (isinstance(item, Fixed) and item.tensor.shape == (0,))):
+    # Parts without elements are left out. PyTorch allows an empty vector among tensors of a higher rank, with
+    # which caches of transformers begin.
+    for item in (item for item in items if not (isinstance(item, Fixed) and item.tensor.numel() == 0)):
         value = t.cast(t.value(item, layout), t.dtype)
         parts.append(t.expand(value, (*layout.sample[:axis], value.shape[axis], *layout.sample[axis + 1 :])))
     return Traced(join(t, parts, axis), layout)
