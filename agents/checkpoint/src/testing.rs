@@ -57,15 +57,9 @@ impl Builder {
     }
 
     fn node(&mut self, op: impl Into<OpKind>, inputs: &[usize], params: &[usize]) -> usize {
-        let (op, out) = (op.into(), self.graph.values.len());
+        let out = self.graph.values.len();
         self.graph.values.push(Value { name: format!("v{out}"), shape: Shape::matrix(POSITIONS, HIDDEN) });
-        self.graph.nodes.push(OpNode {
-            op,
-            inputs: inputs.to_vec(),
-            params: params.to_vec(),
-            output: Some(out),
-            draws_as: None,
-        });
+        self.graph.nodes.push(OpNode::new(op, inputs.to_vec(), params.to_vec(), out));
         out
     }
 
@@ -117,13 +111,7 @@ pub fn graph(model: Model) -> Graph {
     if model.head_bias {
         head.push(b.tensor("lm_head.bias", &[model.vocabulary]));
     }
-    b.graph.nodes.push(OpNode {
-        op: CrossEntropy::new().into(),
-        inputs: vec![x, 1],
-        params: head,
-        output: None,
-        draws_as: None,
-    });
+    b.graph.nodes.push(OpNode::new(CrossEntropy::new(), vec![x, 1], head, None));
     boundaries.push(b.graph.nodes.len());
     let names = ["embed", "h.0", "h.1", "head"];
     b.graph.layers = names

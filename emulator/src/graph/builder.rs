@@ -146,6 +146,6 @@ impl GraphBuilder {
         };
         index("value", self.graph.values.len(), inputs)?;
         index("tensor", self.graph.tensors.len(), params)?;
-        Ok(OpNode { op, inputs: inputs.to_vec(), params: params.to_vec(), output: None, draws_as: None })
+        Ok(OpNode::new(op, inputs.to_vec(), params.to_vec(), None))
     }
 }

@@ -157,13 +157,7 @@ mod tests {
                 role: TensorRole::Weight,
                 trained: true,
             }));
-            nodes.push(OpNode {
-                op: Add.into(),
-                inputs: Vec::new(),
-                params: (first..tensors.len()).collect(),
-                output: None,
-                draws_as: None,
-            });
+            nodes.push(OpNode::new(Add, Vec::new(), (first..tensors.len()).collect(), None));
             paths.push(path.to_owned());
         }
         let layers = cut(&nodes, &tensors, &paths);

@@ -149,6 +149,18 @@ pub struct OpNode {
     pub draws_as: Option<NodeId>,
 }
 
+impl OpNode {
+    /// Creates a node that draws its own random numbers.
+    pub fn new(
+        op: impl Into<OpKind>,
+        inputs: Vec<ValueId>,
+        params: Vec<TensorId>,
+        output: impl Into<Option<ValueId>>,
+    ) -> Self {
+        Self { op: op.into(), inputs, params, output: output.into(), draws_as: None }
+    }
+}
+
 /// A contiguous run of operators whose weights are streamed together.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]

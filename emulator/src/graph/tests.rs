@@ -12,11 +12,8 @@ fn add_metrics(graph: &mut Graph, names: &[&str]) {
     for name in names {
         let loss = graph.nodes.len() - 1;
         graph.values.push(Value { name: (*name).to_owned(), shape: graph.values[stream].shape });
-        let output = Some(graph.values.len() - 1);
-        graph.nodes.insert(
-            loss,
-            OpNode { op: Metric.into(), inputs: vec![stream], params: Vec::new(), output, draws_as: None },
-        );
+        let output = graph.values.len() - 1;
+        graph.nodes.insert(loss, OpNode::new(Metric, vec![stream], Vec::new(), output));
         graph.layers.last_mut().unwrap().nodes.end += 1;
     }
 }

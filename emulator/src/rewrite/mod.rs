@@ -135,7 +135,7 @@ fn replace(graph: Graph, changes: Vec<Change>) -> Graph {
                         Input::Made(index) => first + index,
                     };
                     let NewNode { op, inputs, params } = node;
-                    OpNode { op, inputs: inputs.into_iter().map(value).collect(), params, output, draws_as: None }
+                    OpNode::new(op, inputs.into_iter().map(value).collect(), params, output)
                 }));
             }
         }

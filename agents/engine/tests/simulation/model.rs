@@ -90,14 +90,7 @@ fn graph(layers: usize) -> Graph {
 
 /// Gives the only loss of a plan a weight. The metrics of [`Leaf::result`] are then the sums of both.
 pub fn add_weight(plan: &mut StreamPlan) {
-    let loss = OpNode {
-        op: SumLoss { factor: 1.0 }.into(),
-        inputs: vec![0, 1],
-        params: Vec::new(),
-        output: None,
-        draws_as: None,
-    };
-    plan.graph.nodes.push(loss);
+    plan.graph.nodes.push(OpNode::new(SumLoss { factor: 1.0 }, vec![0, 1], Vec::new(), None));
 }
 
 /// Returns the weight of the loss of a sample. It is at least 1, so that no factor makes the training diverge. Sums of
