@@ -29,7 +29,7 @@ mod steps;
 pub use operators::OperatorTime;
 pub(crate) use operators::check_operator;
 use operators::{OperatorTable, check};
-use steps::{LeafSums, StepRunner};
+use steps::{LeafSums, Round, StepRunner};
 
 /// Options of a [`CpuDevice`].
 #[derive(Clone, Copy, Debug)]
@@ -231,16 +231,14 @@ impl CpuDevice {
     /// Collects the parts of the device that the steps of a block need.
     fn runner<'a>(&'a mut self, cx: Context<'a>, layer: LayerId, block: LeafBlock) -> StepRunner<'a> {
         let kind = &self.kinds[usize::from(self.training)];
+        let (training, seed) = (self.training, self.options.seed);
         StepRunner {
-            cx,
-            plan: &self.plan,
+            round: Round { cx, plan: &self.plan, kind, samples: &self.samples, training, seed },
             layer,
             block,
             operators: &self.operators,
             layer_gradients: &self.layer_gradients[layer],
-            kind,
             arena: self.arena.numbers(),
-            samples: &self.samples,
             weights: &self.weights,
             packs: &self.packs,
             gradients: &mut self.gradients,
@@ -249,8 +247,6 @@ impl CpuDevice {
             metrics: &mut self.metrics,
             times: &mut self.times,
             fault: &mut self.fault,
-            training: self.training,
-            seed: self.options.seed,
         }
     }
 

@@ -25,15 +25,12 @@ const GRAIN_ELEMENTS: usize = 1 << 14;
 
 /// Parts of a device, borrowed for one block of leaves.
 pub(super) struct StepRunner<'a> {
-    pub cx: Context<'a>,
-    pub plan: &'a StreamPlan,
+    pub round: Round<'a>,
     pub layer: LayerId,
     pub block: LeafBlock,
     pub operators: &'a OperatorTable,
     pub layer_gradients: &'a LayerGradients,
-    pub kind: &'a RoundKind,
     pub arena: &'a mut [f32],
-    pub samples: &'a RoundSamples,
     pub weights: &'a LoadedWeights,
     pub packs: &'a PackedWeights,
     pub gradients: &'a mut PartialGradients,
@@ -45,8 +42,42 @@ pub(super) struct StepRunner<'a> {
     pub times: &'a mut [super::OperatorTime],
     /// The first integer of the pass that is outside the table that it indexes.
     pub fault: &'a mut Option<DeviceError>,
+}
+
+/// Parts of a device that do not change during a round.
+#[derive(Clone, Copy)]
+pub(super) struct Round<'a> {
+    pub cx: Context<'a>,
+    pub plan: &'a StreamPlan,
+    pub kind: &'a RoundKind,
+    pub samples: &'a RoundSamples,
     pub training: bool,
     pub seed: u64,
+}
+
+impl Round<'_> {
+    /// Returns the context of an operator for some leaves, in this memory.
+    fn operator_context<'s>(&self, node: NodeId, leaves: &Range<usize>, scratch: &'s mut Scratch) -> OperatorContext<'s>
+    where
+        Self: 's,
+    {
+        let Self { cx, plan, kind, samples, training, seed } = *self;
+        let count = kind.leaves.samples;
+        scratch.keys.clear();
+        if training {
+            let drawing_node = plan.graph.nodes[node].draws_as.unwrap_or(node);
+            let samples = samples.leaves[leaves.clone()]
+                .iter()
+                .flat_map(|leaf| (0..count).map(|sample| leaf.first_sample.wrapping_add(u64::from(sample))));
+            scratch.keys.extend(samples.map(|sample| random::key(seed, sample, drawing_node as u64)));
+        }
+        let (leaves, samples) = (leaves.len(), count as usize * leaves.len());
+        scratch.sums.clear();
+        scratch.sums.resize(leaves, LossSums::default());
+        let Scratch { products, attention, rotary, keys, loss, order, sums } = scratch;
+        let metric = &mut [];
+        OperatorContext { cx, training, leaves, samples, keys, products, attention, rotary, loss, order, sums, metric }
+    }
 }
 
 /// Sums of the losses of a leaf.
@@ -90,15 +121,15 @@ enum TensorDestinations {
 impl StepRunner<'_> {
     /// Executes all steps of a pass.
     pub fn run(mut self, pass: Pass) {
-        let (kind, layer, node) = (self.kind, self.layer, self.block.node);
+        let (kind, layer, node) = (self.round.kind, self.layer, self.block.node);
         if pass == Pass::Backward {
-            self.gradients.begin_block(self.plan, self.layer_gradients, node);
+            self.gradients.begin_block(self.round.plan, self.layer_gradients, node);
         }
         for step in kind.steps(pass, layer) {
             self.step(step);
         }
         if pass == Pass::Backward {
-            self.gradients.end_block(self.cx, self.plan.layers[layer].groups.len(), node);
+            self.gradients.end_block(self.round.cx, self.round.plan.layers[layer].groups.len(), node);
         }
     }
 
@@ -125,7 +156,7 @@ impl StepRunner<'_> {
     fn calls(&self, node: NodeId, inputs: &[InputSource]) -> impl Iterator<Item = Range<usize>> + use<> {
         let leaves = self.block.leaves.clone();
         let has_constant = inputs.iter().any(|input| matches!(input, InputSource::Constant(_)));
-        let spans = self.plan.graph.nodes[node].op.executor().spans_leaves() && !has_constant;
+        let spans = self.round.plan.graph.nodes[node].op.executor().spans_leaves() && !has_constant;
         let count = if spans { leaves.len() } else { 1 };
         leaves.step_by(count.max(1)).map(move |first| first..first + count)
     }
@@ -137,31 +168,22 @@ impl StepRunner<'_> {
         let ranges = [a, b, c, d, range(step.output), range(step.extra), range(step.scratch)];
         let [a, b, c, d, output, extra, scratch] = split(self.arena, ranges);
         let shape = &self.operators.shapes[node];
-        let inputs = read(shape, &step.inputs, self.samples, (&leaves, self.kind.leaves), [a, b, c, d]);
-        let first = self.samples.leaves[leaves.start].leaf;
-        if let Some(fault) = first_outside(self.plan, self.operators, node, inputs, (first, leaves.len())) {
+        let inputs = read(shape, &step.inputs, self.round.samples, (&leaves, self.round.kind.leaves), [a, b, c, d]);
+        let first = self.round.samples.leaves[leaves.start].leaf;
+        if let Some(fault) = first_outside(self.round.plan, self.operators, node, inputs, (first, leaves.len())) {
             // Only an operator that computes numbers indexes a table.
             output.fill(f32::NAN);
             self.fault.get_or_insert(fault);
             return;
         }
-        let weights = weights(self.plan, self.weights, self.packs, node);
-        let mut context = operator_context(
-            self.cx,
-            self.training,
-            self.seed,
-            self.samples,
-            self.kind,
-            self.scratch,
-            (self.plan, node),
-            &leaves,
-        );
+        let weights = weights(self.round.plan, self.weights, self.packs, node);
+        let mut context = self.round.operator_context(node, &leaves, self.scratch);
         let sums =
             self.metrics.get_mut(leaves.start).and_then(|sums| sums.get_mut(self.operators.metrics[node].clone()));
         context.metric = sums.unwrap_or_default();
-        let op = if self.training { self.operators.training[node] } else { self.plan.graph.nodes[node].op };
+        let op = if self.round.training { self.operators.training[node] } else { self.round.plan.graph.nodes[node].op };
         op.executor().forward(&mut context, execute::ForwardArgs { shape, inputs, weights, output, extra, scratch });
-        if self.plan.graph.nodes[node].output.is_none() {
+        if self.round.plan.graph.nodes[node].output.is_none() {
             let weights = self.operators.weight_input(node).map(|input| inputs[input].values());
             for (index, leaf) in leaves.clone().enumerate() {
                 let sums = self.scratch.sums[index];
@@ -179,7 +201,7 @@ impl StepRunner<'_> {
 
     fn backward(&mut self, step: &BackwardStep) {
         let (node, layer) = (self.position_in_layer(step.node), self.layer_gradients);
-        let executor = self.plan.graph.nodes[step.node].op.executor();
+        let executor = self.round.plan.graph.nodes[step.node].op.executor();
         for leaves in self.calls(step.node, &step.inputs) {
             let is_whole_block = leaves == self.block.leaves;
             let is_direct =
@@ -187,10 +209,10 @@ impl StepRunner<'_> {
             if is_direct {
                 self.backward_call(step, &leaves, TensorDestinations::Block);
             } else {
-                let leaf = self.samples.leaves[leaves.start].leaf;
+                let leaf = self.round.samples.leaves[leaves.start].leaf;
                 self.gradients.begin_leaf(layer, node);
                 self.backward_call(step, &leaves, TensorDestinations::Leaf);
-                self.gradients.end_leaf(self.cx, layer, node, self.block.node, leaf);
+                self.gradients.end_leaf(self.round.cx, layer, node, self.block.node, leaf);
             }
         }
     }
@@ -211,7 +233,7 @@ impl StepRunner<'_> {
         part: BackwardPart,
         tensors: TensorDestinations,
     ) {
-        let node = step.node;
+        let (node, position) = (step.node, self.position_in_layer(step.node));
         let range = |storage: Option<StorageId>| self.range(storage, leaves);
         let sources: &[InputSource] = if part == BackwardPart::ReplacedInput { &[] } else { &step.inputs };
         let [a, b, c, d] = self.inputs(sources, leaves);
@@ -228,19 +250,9 @@ impl StepRunner<'_> {
         let ranges = [a, b, c, d, output, extra, scratch, gradient, first, second, third];
         let [a, b, c, d, output, extra, scratch, gradient, first, second, third] = split(self.arena, ranges);
         let shape = &self.operators.shapes[node];
-        let inputs = read(shape, sources, self.samples, (leaves, self.kind.leaves), [a, b, c, d]);
-        let weights = weights(self.plan, self.weights, self.packs, node);
-        let mut context = operator_context(
-            self.cx,
-            self.training,
-            self.seed,
-            self.samples,
-            self.kind,
-            self.scratch,
-            (self.plan, node),
-            leaves,
-        );
-        let position = node - self.plan.graph.layers[self.layer].nodes.start;
+        let inputs = read(shape, sources, self.round.samples, (leaves, self.round.kind.leaves), [a, b, c, d]);
+        let weights = weights(self.round.plan, self.weights, self.packs, node);
+        let mut context = self.round.operator_context(node, leaves, self.scratch);
         let io = execute::BackwardArgs {
             shape,
             inputs,
@@ -264,19 +276,19 @@ impl StepRunner<'_> {
         let ranges = [from, to].map(|storage| self.range(Some(storage), &self.block.leaves));
         let [from, to] = split(self.arena, ranges);
         let data = (rows(&*from, 1), rows_mut(to, 1));
-        self.cx
+        self.round.cx
             .pool
-            .for_each_rows(from.len(), GRAIN_ELEMENTS, data, |_, (from, to)| f(self.cx.simd, from.data, to.data));
+            .for_each_rows(from.len(), GRAIN_ELEMENTS, data, |_, (from, to)| f(self.round.cx.simd, from.data, to.data));
     }
 
     /// Returns the position of a node in its layer.
     fn position_in_layer(&self, node: NodeId) -> usize {
-        node - self.plan.graph.layers[self.layer].nodes.start
+        node - self.round.plan.graph.layers[self.layer].nodes.start
     }
 
     /// Returns the range of leaves of the block in a storage slot; empty for `None`.
     fn range(&self, storage: Option<StorageId>, leaves: &Range<usize>) -> Range<usize> {
-        let extent = |storage: StorageId| self.kind.extents()[storage];
+        let extent = |storage: StorageId| self.round.kind.extents()[storage];
         storage.map_or(0..0, |storage| extent(storage).of_leaves(leaves.clone(), self.block.leaves.start))
     }
 
@@ -352,32 +364,4 @@ fn weights<'a>(
         forward: packs.of(node, Pass::Forward),
         backward: packs.of(node, Pass::Backward),
     }
-}
-
-#[allow(clippy::too_many_arguments)]
-fn operator_context<'a>(
-    cx: Context<'a>,
-    training: bool,
-    seed: u64,
-    samples: &RoundSamples,
-    kind: &RoundKind,
-    scratch: &'a mut Scratch,
-    (plan, node): (&StreamPlan, NodeId),
-    leaves: &Range<usize>,
-) -> OperatorContext<'a> {
-    let count = kind.leaves.samples;
-    scratch.keys.clear();
-    if training {
-        let drawing_node = plan.graph.nodes[node].draws_as.unwrap_or(node);
-        let samples = samples.leaves[leaves.clone()]
-            .iter()
-            .flat_map(|leaf| (0..count).map(|sample| leaf.first_sample.wrapping_add(u64::from(sample))));
-        scratch.keys.extend(samples.map(|sample| random::key(seed, sample, drawing_node as u64)));
-    }
-    let (leaves, samples) = (leaves.len(), count as usize * leaves.len());
-    scratch.sums.clear();
-    scratch.sums.resize(leaves, LossSums::default());
-    let Scratch { products, attention, rotary, keys, loss, order, sums } = scratch;
-    let metric = &mut [];
-    OperatorContext { cx, training, leaves, samples, keys, products, attention, rotary, loss, order, sums, metric }
 }
