@@ -228,6 +228,9 @@ impl Coordinator {
 
     /// Issues a commit that a replica of every shard must record, to these `replicas`. A disconnected one receives it
     /// when it joins again. `metrics` are sums of the metrics of the model's graph, as far as they are known.
+    ///
+    /// Replicas of all shards may have recorded it already: `replicas` catch up with them, or one that knows the step
+    /// from an earlier coordinator has joined while these executed it again.
     pub(super) fn issue_commit(
         &mut self,
         record: CommitRecord,
@@ -238,14 +241,17 @@ impl Coordinator {
         let recorded = self.shards_at(record.step);
         let waiting: BTreeSet<ShardId> = (0..self.required.shards).filter(|shard| !recorded.contains(shard)).collect();
         replicas.iter().for_each(|&replica| self.send_commit(replica, record, out));
-        // Otherwise, replicas catch up with a step that is complete.
-        if !waiting.is_empty() {
+        if !waiting.is_empty() || record.step > self.step {
             self.done = StepProgress { evaluated: self.is_evaluated(record.step), saved: false };
             self.skips_of_step = 0;
         }
         self.step = record.step;
         self.record = Some(record);
-        self.pending_commit = (!waiting.is_empty()).then_some(PendingCommit { record, metrics, waiting });
+        if waiting.is_empty() {
+            self.report_step(record, metrics, out);
+        } else {
+            self.pending_commit = Some(PendingCommit { record, metrics, waiting });
+        }
     }
 
     /// Sends a commit to a replica that has joined and can record it. It precedes every later command on the stream.

@@ -1,8 +1,12 @@
 //! Tests the coordinator alone with handwritten events: replicas of a shard that join with older parameters.
 
-use millrace_engine::coordinator::{Coordinator, CoordinatorCommand, CoordinatorEvent, RequiredAgents, ResumeState};
-use millrace_engine::message::{AgentCommand, AgentReport, ParameterSource, ShardState, SnapshotRequest};
-use millrace_engine::types::{AgentId, CommitRecord, PreparedStep, Role, TrainingHistory};
+use millrace_engine::coordinator::{
+    Coordinator, CoordinatorCommand, CoordinatorEvent, RequiredAgents, ResumeState, RunPolicy,
+};
+use millrace_engine::message::{AgentCommand, AgentReport, FailureCause, ParameterSource, ShardState, SnapshotRequest};
+use millrace_engine::types::{
+    AgentId, CommitRecord, ComputeWork, LeafResult, OtherLosses, PreparedStep, Role, TrainingHistory,
+};
 
 use crate::setup::SimulatedJob;
 
@@ -19,11 +23,14 @@ struct Fixture {
 
 impl Fixture {
     fn new() -> Self {
+        Self::with_policy(SimulatedJob::small().policy)
+    }
+
+    fn with_policy(policy: RunPolicy) -> Self {
         let job = SimulatedJob::small();
         let required =
             RequiredAgents { systems: 1, min_systems: 1, shards: 1, replicas: 2, fan_out: 2, activation_servers: 1 };
-        let (plan, policy) = (job.plan.clone(), job.policy.clone());
-        let machine = Coordinator::new(plan, policy, required, ParameterSource::Initial, 2, ResumeState::default());
+        let machine = Coordinator::new(job.plan, policy, required, ParameterSource::Initial, 2, ResumeState::default());
         let mut fixture = Self { machine, out: Vec::new() };
         OTHERS.into_iter().for_each(|agent| fixture.join(agent, None));
         fixture
@@ -36,6 +43,10 @@ impl Fixture {
 
     fn join(&mut self, agent: AgentId, shard: Option<ShardState>) {
         self.on(CoordinatorEvent::Joined { agent, address: format!("{agent}:1"), shard });
+    }
+
+    fn report(&mut self, agent: AgentId, report: AgentReport) {
+        self.on(CoordinatorEvent::Report { agent, report });
     }
 
     /// Returns the commands of the last event to `agent`, besides those that configure epochs and open iterations.
@@ -180,4 +191,35 @@ fn commit_precedes_the_snapshot_of_its_step() {
         let fails = |command: &CoordinatorCommand| matches!(command, CoordinatorCommand::ReportSaveFailure { .. });
         assert_eq!(fixture.out.iter().any(fails), is_abandoned, "{state:?}");
     }
+}
+
+/// An earlier coordinator has sent the commit of step 2 to a replica that joins while the other one executes the step
+/// again. The step is saved, although the one before it was saved, too.
+#[test]
+fn step_that_another_replica_has_recorded_is_saved() {
+    let mut fixture = Fixture::with_policy(RunPolicy { eval: None, ..SimulatedJob::small().policy });
+    let record = CommitRecord { step: 1, history: TrainingHistory::default(), ..record() };
+    fixture.join(FIRST, Some(ShardState { loaded: true, committed: 1, record: Some(record), prepared: None }));
+    fixture.on(CoordinatorEvent::CheckpointRequested);
+    let epoch = fixture.machine.epoch();
+    for agent in OTHERS.into_iter().chain([FIRST]) {
+        fixture.report(agent, AgentReport::Linked { epoch });
+    }
+    let (reason, cause) = ("no space is left".to_owned(), FailureCause::NoSpace);
+    fixture.on(CoordinatorEvent::SaveFailed { step: 1, reason, cause });
+    fixture.join(SECOND, Some(at_step_2()));
+    let SimulatedJob { plan, .. } = SimulatedJob::small();
+    let (other, metrics) = (OtherLosses::default(), Vec::new());
+    let leaf = LeafResult { leaf: 0, loss: 1.0, tokens: 1, correct: 0, other, metrics, bad_layer: None };
+    let results = (0..plan.leaves.count).map(|number| LeafResult { leaf: number, ..leaf.clone() }).collect();
+    fixture.report(OTHERS[2], AgentReport::Leaves { epoch, iteration: 0, results, work: ComputeWork::default() });
+    let norms = (0..plan.chunks.len()).map(|chunk| (chunk, 1.0)).collect();
+    fixture.report(FIRST, AgentReport::Prepared { epoch, step: 2, norms });
+    assert_eq!((fixture.placed(), fixture.machine.step()), (Some(vec![0, 1]), 2));
+    let epoch = fixture.machine.epoch();
+    for agent in OTHERS.into_iter().chain([FIRST, SECOND]) {
+        fixture.report(agent, AgentReport::Linked { epoch });
+    }
+    let saves = |command: &CoordinatorCommand| matches!(command, CoordinatorCommand::StageCheckpoint { step: 2 });
+    assert!(fixture.out.iter().any(saves), "{:?}", fixture.out);
 }
