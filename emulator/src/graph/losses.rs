@@ -64,8 +64,7 @@ impl Graph {
         let mut graph = Self { tensors: Vec::new(), ..self.clone() };
         graph.nodes.iter_mut().enumerate().for_each(|(id, node)| node.draws_as = Some(id));
         graph = graph.with_nodes(&is_kept);
-        let loss =
-            |&weight: &ValueId| OpNode::new(SumLoss { factor: 1.0 }, vec![weight, weight], Vec::new(), None);
+        let loss = |&weight: &ValueId| OpNode::new(SumLoss { factor: 1.0 }, vec![weight, weight], Vec::new(), None);
         graph.nodes.extend(weights.iter().map(loss));
         graph.layers = vec![Layer { name: "weights".to_owned(), nodes: 0..graph.nodes.len(), block: None }];
         Some(graph)

@@ -276,7 +276,8 @@ impl StepRunner<'_> {
         let ranges = [from, to].map(|storage| self.range(Some(storage), &self.block.leaves));
         let [from, to] = split(self.arena, ranges);
         let data = (rows(&*from, 1), rows_mut(to, 1));
-        self.round.cx
+        self.round
+            .cx
             .pool
             .for_each_rows(from.len(), GRAIN_ELEMENTS, data, |_, (from, to)| f(self.round.cx.simd, from.data, to.data));
     }

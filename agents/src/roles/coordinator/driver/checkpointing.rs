@@ -10,22 +10,18 @@
 //!
 //! * While training continues, a failure is followed by up to [`MAX_SAVE_RETRIES`] retries. Then the checkpoint is
 //!   skipped, and the next one is written when it is due.
-//! * A checkpoint that a shard can't load is replaced by the newest one that is undamaged; see
-//!   [`CoordinatorCommand::FindCheckpoint`](millrace_engine::coordinator::CoordinatorCommand::FindCheckpoint).
 //! * A run that only has to save its last step retries up to [`MAX_FINAL_SAVE_RETRIES`] times, then fails.
 
-use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use millrace_checkpoint::{Staging, VerificationLevel};
-use millrace_engine::coordinator::{CoordinatorEvent, RunOutcome};
-use millrace_engine::message::{ChunkDigests, FailureCause, ParameterSource, SnapshotRequest};
+use millrace_checkpoint::Staging;
+use millrace_engine::coordinator::CoordinatorEvent;
+use millrace_engine::message::{ChunkDigests, FailureCause, SnapshotRequest};
 use millrace_engine::types::{AgentId, CommitRecord, TrainingHistory};
 use millrace_telemetry::journal::OutcomeReason;
 
 use super::super::checkpoint_writer::PublishedCheckpoint;
-use super::super::resume::{StartPoint, check_same_bits, is_in_model_dir, newest_of_run};
-use super::super::run_end::RunEnd;
+use super::super::resume::StartPoint;
 use super::storage::{DirectoryCreation, creation_failure};
 use super::{Coordinator, CoordinatorDriver, command_reply};
 use crate::error::AgentError;
@@ -132,47 +128,6 @@ impl CoordinatorDriver {
         tokio::task::spawn_blocking(move || {
             results.send(SaveTaskResult::Staged(step, writer.stage(step, epoch).map(Box::new)))
         });
-    }
-
-    /// Searches the newest complete checkpoint and verifies every byte of it, because a shard could not load the one in
-    /// `path`. Ends the run if that one is not of model_dir, or was found undamaged before.
-    pub(super) fn find_checkpoint(
-        &mut self,
-        agent: AgentId,
-        path: &str,
-        reason: String,
-        cause: FailureCause,
-    ) -> Result<(), AgentError> {
-        let is_verified = self.verified_checkpoint.as_deref() == Some(Path::new(path));
-        if is_verified || !is_in_model_dir(&self.launch, Path::new(path)) {
-            let outcome = RunOutcome::Failed { reason, agent: Some(agent), cause };
-            self.finish_agents();
-            self.end = Some(RunEnd::of(outcome, self.launch.mode, self.stop_reason.as_deref()));
-            return Ok(());
-        }
-        tracing::warn!(peer = %agent, "{agent} can't load {path}: {reason}; all checkpoints are verified");
-        let (launch, compiled) = (self.launch.clone(), self.compiled.clone());
-        let (lock, results) = (self.lock.clone(), self.save_results_sender.clone());
-        tokio::task::spawn_blocking(move || {
-            let found = newest_of_run(&launch, &compiled, VerificationLevel::Full, &lock);
-            let found = found.and_then(|mut found| {
-                check_same_bits(&launch, &compiled, &mut found)?;
-                Ok(Box::new(found))
-            });
-            results.send(SaveTaskResult::Found(found))
-        });
-        Ok(())
-    }
-
-    fn on_checkpoint_found(&mut self, found: StartPoint) -> Result<(), AgentError> {
-        found.report.iter().for_each(|sentence| self.reporter.line(sentence));
-        if let ParameterSource::Checkpoint { path, .. } = &found.source {
-            self.verified_checkpoint = Some(PathBuf::from(path));
-        }
-        self.last_saved = found.saved.clone();
-        let (source, is_saved, history) = (found.source.clone(), found.saved.is_some(), found.history);
-        self.start_point = found;
-        self.handle_event(CoordinatorEvent::CheckpointFound { source, is_saved, history })
     }
 
     /// Returns whether the params request a checkpoint of `step`.

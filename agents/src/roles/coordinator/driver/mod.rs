@@ -25,12 +25,12 @@
 mod admission;
 mod checkpointing;
 mod departures;
+mod loading;
 mod overdue;
 mod resizing;
 mod storage;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -65,6 +65,7 @@ use crate::model_dir_uploads::ModelDirUploads;
 use crate::write_watch::OngoingWrite;
 use checkpointing::{SaveFailure, SaveTaskResult, SaveTimer};
 use departures::{JOIN_TIMEOUT, LostAgent};
+use loading::VerifiedCheckpoint;
 use overdue::IterationTimeout;
 use storage::DirectoryCreation;
 
@@ -136,7 +137,7 @@ pub struct CoordinatorDriver {
     /// Clients that requested a checkpoint, answered when it is published or the run ends.
     checkpoint_replies: Vec<oneshot::Sender<proto::CommandReply>>,
     /// The checkpoint that was verified because a shard could not load another one, or this one.
-    verified_checkpoint: Option<PathBuf>,
+    verified_checkpoint: VerifiedCheckpoint,
     /// The checkpoint written last; before that, the one that the run starts from or evaluates.
     last_saved: Option<PublishedCheckpoint>,
     /// The agents that have not joined again since they were lost.
@@ -215,7 +216,7 @@ impl CoordinatorDriver {
             save_results_sender,
             replies: Vec::new(),
             checkpoint_replies: Vec::new(),
-            verified_checkpoint: None,
+            verified_checkpoint: VerifiedCheckpoint::default(),
             last_saved,
             lost_agents: BTreeMap::new(),
             speeds: AgentSpeeds::new(Instant::now()),
@@ -452,6 +453,7 @@ impl CoordinatorDriver {
             CoordinatorCommand::Disconnect { agent, reason } => self.disconnect(agent, &reason),
             CoordinatorCommand::ReportRunning => {
                 self.save_timer.on_training(Instant::now());
+                self.verified_checkpoint.on_running();
                 self.reporter.running();
             }
             CoordinatorCommand::EvaluateNext(_) => self.next_checkpoint(),
