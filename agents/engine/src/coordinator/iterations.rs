@@ -248,6 +248,7 @@ impl Coordinator {
         self.step = record.step;
         self.record = Some(record);
         if waiting.is_empty() {
+            self.pending_commit = None;
             self.report_step(record, metrics, out);
         } else {
             self.pending_commit = Some(PendingCommit { record, metrics, waiting });
