@@ -49,6 +49,14 @@ impl Fixture {
         self.on(CoordinatorEvent::Report { agent, report });
     }
 
+    /// Reports the links of the current epoch of all agents, with these replicas.
+    fn link(&mut self, replicas: &[AgentId]) {
+        let epoch = self.machine.epoch();
+        for &agent in OTHERS.iter().chain(replicas) {
+            self.report(agent, AgentReport::Linked { epoch });
+        }
+    }
+
     /// Returns the commands of the last event to `agent`, besides those that configure epochs and open iterations.
     fn commands_to(&self, agent: AgentId) -> Vec<AgentCommand> {
         let commands = self.out.iter().filter_map(|command| match command {
@@ -115,9 +123,9 @@ fn run_continues_without_a_replica_that_can_not_copy() {
     fixture.join(SECOND, Some(ShardState::default()));
     assert_eq!((fixture.commands_to(SECOND), fixture.placed()), (vec![copy_of_first()], None));
     let report = AgentReport::CopyFailed { reason: "no route".to_owned() };
-    fixture.on(CoordinatorEvent::Report { agent: FIRST, report: report.clone() });
+    fixture.report(FIRST, report.clone());
     assert!(fixture.out.is_empty(), "it copies nothing");
-    fixture.on(CoordinatorEvent::Report { agent: SECOND, report });
+    fixture.report(SECOND, report);
     let is_disconnected =
         |command: &CoordinatorCommand| matches!(command, CoordinatorCommand::Disconnect { agent: SECOND, .. });
     assert!(fixture.out.iter().any(is_disconnected));
@@ -146,8 +154,7 @@ fn adopted_step_is_restored_if_its_only_replica_is_lost() {
     fixture.join(FIRST, Some(at_step_2()));
     assert_eq!(fixture.commands_to(SECOND), [copy_of_first()]);
     fixture.on(CoordinatorEvent::Lost { agent: FIRST });
-    fixture
-        .on(CoordinatorEvent::Report { agent: SECOND, report: AgentReport::CopyFailed { reason: "lost".to_owned() } });
+    fixture.report(SECOND, AgentReport::CopyFailed { reason: "lost".to_owned() });
     fixture.join(SECOND, Some(ShardState::default()));
     assert!(fixture.out.is_empty(), "the other replica may still hold the step: {:?}", fixture.out);
     fixture.join(FIRST, Some(ShardState::default()));
@@ -159,7 +166,7 @@ fn adopted_step_is_restored_if_its_only_replica_is_lost() {
     }
     let state = ShardState { loaded: true, ..ShardState::default() };
     for agent in [FIRST, SECOND] {
-        fixture.on(CoordinatorEvent::Report { agent, report: AgentReport::Loaded { state } });
+        fixture.report(agent, AgentReport::Loaded { state });
     }
     assert_eq!((fixture.placed(), fixture.machine.step()), (Some(vec![0, 1]), 0));
 }
@@ -178,10 +185,7 @@ fn commit_precedes_the_snapshot_of_its_step() {
         fixture.join(FIRST, Some(at_step_2()));
         fixture.join(SECOND, Some(at_step_2()));
         fixture.on(CoordinatorEvent::CheckpointRequested);
-        let epoch = fixture.machine.epoch();
-        for agent in OTHERS.into_iter().chain([FIRST, SECOND]) {
-            fixture.on(CoordinatorEvent::Report { agent, report: AgentReport::Linked { epoch } });
-        }
+        fixture.link(&[FIRST, SECOND]);
         fixture.on(CoordinatorEvent::Staged(snapshot.clone()));
         assert_eq!(fixture.commands_to(FIRST), [AgentCommand::Snapshot(snapshot.clone())]);
         fixture.join(FIRST, Some(state));
@@ -201,10 +205,8 @@ fn step_that_another_replica_has_recorded_is_saved() {
     let record = CommitRecord { step: 1, history: TrainingHistory::default(), ..record() };
     fixture.join(FIRST, Some(ShardState { loaded: true, committed: 1, record: Some(record), prepared: None }));
     fixture.on(CoordinatorEvent::CheckpointRequested);
+    fixture.link(&[FIRST]);
     let epoch = fixture.machine.epoch();
-    for agent in OTHERS.into_iter().chain([FIRST]) {
-        fixture.report(agent, AgentReport::Linked { epoch });
-    }
     let (reason, cause) = ("no space is left".to_owned(), FailureCause::NoSpace);
     fixture.on(CoordinatorEvent::SaveFailed { step: 1, reason, cause });
     fixture.join(SECOND, Some(at_step_2()));
@@ -216,10 +218,7 @@ fn step_that_another_replica_has_recorded_is_saved() {
     let norms = (0..plan.chunks.len()).map(|chunk| (chunk, 1.0)).collect();
     fixture.report(FIRST, AgentReport::Prepared { epoch, step: 2, norms });
     assert_eq!((fixture.placed(), fixture.machine.step()), (Some(vec![0, 1]), 2));
-    let epoch = fixture.machine.epoch();
-    for agent in OTHERS.into_iter().chain([FIRST, SECOND]) {
-        fixture.report(agent, AgentReport::Linked { epoch });
-    }
+    fixture.link(&[FIRST, SECOND]);
     let saves = |command: &CoordinatorCommand| matches!(command, CoordinatorCommand::StageCheckpoint { step: 2 });
     assert!(fixture.out.iter().any(saves), "{:?}", fixture.out);
 }
