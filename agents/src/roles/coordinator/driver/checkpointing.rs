@@ -31,7 +31,12 @@ const MAX_SAVE_RETRIES: u32 = 4;
 /// Maximum retries of the last step's checkpoint.
 const MAX_FINAL_SAVE_RETRIES: u32 = 7;
 /// Delay before the first retry; doubled for each further one.
-const INITIAL_SAVE_RETRY_DELAY: Duration = Duration::from_secs(1);
+const INITIAL_RETRY_DELAY: Duration = Duration::from_secs(1);
+
+/// Returns the delay before the storage is tried again after a failure, with so many failures before it.
+pub fn retry_delay(earlier_failures: u32) -> Duration {
+    INITIAL_RETRY_DELAY.saturating_mul(1 << earlier_failures.min(16))
+}
 
 /// The result of staging, publishing or searching checkpoints, which run on blocking threads.
 pub enum SaveTaskResult {
@@ -248,7 +253,7 @@ impl SaveTimer {
 
     /// Records a failed checkpoint. `last` means that the run has nothing else to do.
     pub fn failed(&mut self, last: bool, now: Instant) -> SaveFailureAction {
-        let delay = INITIAL_SAVE_RETRY_DELAY.saturating_mul(1 << self.failures.min(16));
+        let delay = retry_delay(self.failures);
         self.failures += 1;
         match (last, self.failures) {
             (false, 1..=MAX_SAVE_RETRIES) | (true, 1..=MAX_FINAL_SAVE_RETRIES) => {

@@ -20,13 +20,11 @@ use millrace_engine::types::AgentId;
 use super::super::resume::{StartPoint, check_same_bits, is_in_model_dir, newest_of_run};
 use super::super::run_end::RunEnd;
 use super::CoordinatorDriver;
-use super::checkpointing::SaveTaskResult;
+use super::checkpointing::{SaveTaskResult, retry_delay};
 use crate::error::AgentError;
 
 /// Maximum retries of a load of a checkpoint that is undamaged: for half a minute.
 const MAX_LOAD_RETRIES: u32 = 5;
-/// Delay before the first retry; doubled for each further one.
-const INITIAL_LOAD_RETRY_DELAY: Duration = Duration::from_secs(1);
 
 /// The checkpoint that was found undamaged last, and how often it could not be loaded.
 #[derive(Debug, Default)]
@@ -36,13 +34,13 @@ pub struct VerifiedCheckpoint {
 }
 
 impl VerifiedCheckpoint {
-    /// Returns when all checkpoints are verified after a failure to load the one in `path`: at once, or after a delay
-    /// if it was undamaged. `None` if that has happened too often.
+    /// Counts a failure to load the checkpoint in `path`. Returns the delay before all checkpoints are verified: zero
+    /// if this one was not verified before. `None` if it was, and has failed too often since.
     fn delay_after_failure(&mut self, path: &Path) -> Option<Duration> {
         if self.path.as_deref() != Some(path) {
             return Some(Duration::ZERO);
         }
-        let delay = INITIAL_LOAD_RETRY_DELAY.saturating_mul(1 << self.retries.min(16));
+        let delay = retry_delay(self.retries);
         self.retries += 1;
         (self.retries <= MAX_LOAD_RETRIES).then_some(delay)
     }
