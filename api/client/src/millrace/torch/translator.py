@@ -124,7 +124,7 @@ class Translator:
             return meta
         flat = _flatten([*args, *kwargs.values()])
         if base not in RANDOM and not any(isinstance(item, COMPUTED) for item in flat):
-            return _evaluate(target, args, kwargs, meta)
+            return _evaluate(target, base, args, kwargs, meta)
         first = meta[0] if isinstance(meta, list | tuple) else meta
         if first is meta and any(isinstance(size, int) and size == 0 for size in meta.shape):
             return without_elements(Layout.of(meta.shape), meta.dtype)
@@ -357,8 +357,8 @@ def _inherit_sample_order(layout: Layout, operands: list[Any]) -> Layout:
     return Layout(layout.sizes, layout.axis, layout.merged, outers.pop() if outers else 1)
 
 
-def _evaluate(target: Any, args: list[Any], kwargs: dict[str, Any], meta: Any) -> Operand:
-    """Compute a tensor that depends on no input and on no parameter."""
+def _evaluate(target: Any, name: str, args: list[Any], kwargs: dict[str, Any], meta: Any) -> Operand:
+    """Compute a tensor that depends on no input and on no parameter, by the operator of this name."""
 
     def concrete(item: Any, batch: int) -> Any:
         if isinstance(item, Fixed):
@@ -377,10 +377,10 @@ def _evaluate(target: Any, args: list[Any], kwargs: dict[str, Any], meta: Any) -
 
     result = compute(BATCH)
     if isinstance(result, torch.Tensor):
-        if "empty" in str(target):
+        if "empty" in name:
             # Elements that are assigned later. They would differ from one trace to the next.
             return Fixed(result.zero_(), Layout.of(meta.shape))
-        layout = _fixed_layout(Layout.of(meta.shape), target, args)
+        layout = _fixed_layout(Layout.of(meta.shape), name, args)
         if layout.axis is not None and any(isinstance(item, BatchSize) for item in _flatten(args)):
             raise MixesSamplesError("it computes with the size of the batch, on which no sample may depend")
         if layout.axis is None and any(isinstance(item, torch.SymInt | BatchSize) for item in _flatten(args)):
@@ -390,13 +390,13 @@ def _evaluate(target: Any, args: list[Any], kwargs: dict[str, Any], meta: Any) -
     return [Fixed(item, Layout.of(like.shape)) for item, like in zip(result, meta, strict=True)]
 
 
-def _fixed_layout(layout: Layout, target: Any, args: list[Any]) -> Layout:
-    """Return the layout of a tensor that is computed from fixed ones, with the order of its samples."""
+def _fixed_layout(layout: Layout, name: str, args: list[Any]) -> Layout:
+    """Return the layout of what an operator computes from fixed tensors, with the order of its samples."""
     sources = [item.layout for item in _flatten(args) if isinstance(item, Fixed)]
     sources = [source for source in sources if source.axis is not None]
     if layout.merged == 1 or not sources:
         return layout
-    if str(target).split(".")[1] in ("view", "reshape", "_unsafe_view"):
+    if name in ("view", "reshape", "_unsafe_view"):
         with suppress(MixesSamplesError):
             return sources[0].reshaped(layout)
         return layout
