@@ -20,6 +20,7 @@ from typing import Any
 import httpx
 
 from .common import until
+from .relay import Relay
 from .server import Server
 from .user import User
 
@@ -49,7 +50,11 @@ def get(kind: str, *words: object) -> Any:
 
 
 class PortForward:
-    """Forwards a local port to the REST server with `kubectl port-forward`, which is restarted whenever it ends."""
+    """Forwards a local port to the REST server with `kubectl port-forward`, which is restarted whenever it ends.
+
+    kubectl ends when the server resets one connection, which it does when it rejects a request without reading it whole.
+    Connections that are opened until kubectl runs again wait in a relay.
+    """
 
     def __init__(self) -> None:
         self._home = Path(tempfile.mkdtemp(prefix="millrace-api-"))
@@ -60,7 +65,7 @@ class PortForward:
         self._trusted = ssl.create_default_context(cafile=self.ca)
         with socket.create_server(("127.0.0.1", 0)) as free:
             self._port = free.getsockname()[1]
-        self.url = f"https://127.0.0.1:{self._port}"
+        self.url = f"https://127.0.0.1:{Relay(self._port).port}"
         self._closed = threading.Event()
         self._process: subprocess.Popen[bytes] | None = None
         threading.Thread(target=self._keep, daemon=True).start()
