@@ -200,5 +200,7 @@ def test_uploads_that_cannot_succeed_are_errors(
 def test_module_options_need_a_module(appliance: Appliance) -> None:
     with pytest.raises(errors.ConfigError, match="batch_size is an option for a PyTorch module"):
         appliance.train(PARAMS, batch_size=3)
-    with pytest.raises(errors.ConfigError, match="unknown option batchsize"):
+    with pytest.raises(errors.ConfigError, match=r"unknown option batchsize: did you mean batch_size\?"):
         appliance.train(PARAMS, batchsize=3)  # type: ignore[call-arg]
+    with pytest.raises(errors.ConfigError, match=r"unknown option log_every: .* runconfig="):
+        appliance.train(PARAMS, log_every=3)  # type: ignore[call-arg]

@@ -14,6 +14,7 @@ and of the files: a retry sends the same bytes.
 
 from __future__ import annotations
 
+import difflib
 import glob
 import hashlib
 import json
@@ -21,7 +22,7 @@ import logging
 import math
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypedDict, TypeVar
@@ -148,6 +149,17 @@ RunOptions = SubmitOptions
 """Deprecated alias of `SubmitOptions`, to be removed in the next release."""
 
 
+def unknown_option(name: str, known: Collection[str]) -> ConfigError:
+    """Returns the error for an option that does not exist, with the one that is probably meant."""
+    similar = difflib.get_close_matches(name, known, n=1)
+    advice = (
+        f"did you mean {similar[0]}?"
+        if similar
+        else "Appliance.train lists all options, and runconfig={...} takes further keys of the params"
+    )
+    return ConfigError(f"unknown option {name}: {advice}")
+
+
 def build(
     params: Params,
     options: SubmitOptions,
@@ -163,7 +175,7 @@ def build(
     params file can't be read.
     """
     if unknown := sorted(options.keys() - SubmitOptions.__annotations__.keys()):
-        raise ConfigError(f"unknown option {unknown[0]}: see Appliance.train for all options")
+        raise unknown_option(unknown[0], SubmitOptions.__annotations__)
     named_blobs: Mapping[str, Blob] = {}
     if isinstance(params, ParamsWithFiles):
         options = {**options, "annotations": {**params.annotations, **(options.get("annotations") or {})}}
