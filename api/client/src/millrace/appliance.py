@@ -21,7 +21,7 @@ from millrace.submission import (
     Submission,
     SubmitOptions,
     Verb,
-    unknown_option,
+    unknown_option_error,
 )
 from millrace.transport import Transport
 from millrace.uploads import upload
@@ -383,7 +383,7 @@ def _described(params: Params | Module | KerasModel, module: ModuleOptions, opti
     Raises ConfigError if an option is unknown, or is one for modules beside params.
     """
     if unknown := sorted(module.keys() - _MODULE_OPTIONS):
-        raise unknown_option(unknown[0], _MODULE_OPTIONS | SubmitOptions.__annotations__.keys())
+        raise unknown_option_error(unknown[0], _MODULE_OPTIONS | SubmitOptions.__annotations__.keys())
     # Without the package of a kind, there is none of that kind.
     imported: dict[str, Any] = sys.modules
     steps, mode = options.get("max_steps"), options.get("mode")

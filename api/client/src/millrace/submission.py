@@ -149,7 +149,7 @@ RunOptions = SubmitOptions
 """Deprecated alias of `SubmitOptions`, to be removed in the next release."""
 
 
-def unknown_option(name: str, known: Collection[str]) -> ConfigError:
+def unknown_option_error(name: str, known: Collection[str]) -> ConfigError:
     """Returns the error for an option that does not exist, with the one that is probably meant."""
     similar = difflib.get_close_matches(name, known, n=1)
     advice = (
@@ -175,7 +175,7 @@ def build(
     params file can't be read.
     """
     if unknown := sorted(options.keys() - SubmitOptions.__annotations__.keys()):
-        raise unknown_option(unknown[0], SubmitOptions.__annotations__)
+        raise unknown_option_error(unknown[0], SubmitOptions.__annotations__)
     named_blobs: Mapping[str, Blob] = {}
     if isinstance(params, ParamsWithFiles):
         options = {**options, "annotations": {**params.annotations, **(options.get("annotations") or {})}}
