@@ -34,7 +34,8 @@ class User:
     @cached_property
     def http(self) -> httpx.Client:
         """An HTTP client."""
-        # `kubectl port-forward` ends when a connection through it breaks, and is restarted.
+        # `kubectl port-forward` ends when a connection through it breaks, with those that it has just accepted. Later
+        # ones wait in the relay until it runs again.
         return self.connection(retries=5 if self.ca else 0)
 
     def connection(self, retries: int = 0) -> httpx.Client:
