@@ -22,6 +22,7 @@ pub mod kernels;
 pub mod numerics;
 pub mod ops;
 pub mod optimizers;
+mod packing;
 pub mod placement;
 pub mod plan;
 pub mod report;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use common::generic::{self, DecoderSizes};
 use common::*;
-use millrace_emulator::compile::{BatchSpec, system_bytes};
+use millrace_emulator::compile::{BatchSpec, CompileRequest, compile, system_bytes};
 use millrace_emulator::device::InputData::{self, F32, I32};
 use millrace_emulator::device::{CpuDevice, Device, DeviceError, LeafLoss};
 use millrace_emulator::families;
@@ -226,6 +226,25 @@ fn same_bits_when_layers_are_recomputed() {
     }
 }
 
+#[test]
+fn same_bits_when_weights_arrive_early_in_small_chunks() {
+    const CHUNK_ELEMENTS: usize = 192;
+    for graph in models() {
+        let plan = plan(graph.clone(), BATCH, Encoding::F32, LARGE);
+        let (losses, gradients) = run_on_devices(&plan, &mut [device(&plan, 1)], WHOLE);
+        let saving =
+            CompileRequest { chunk_elements: CHUNK_ELEMENTS, ..request(graph.clone(), BATCH, Encoding::F32, LARGE) };
+        let plans = [Arc::new(compile(saving).unwrap()), recomputing_in_chunks(graph, BATCH, CHUNK_ELEMENTS)];
+        for plan in plans {
+            let (weights, samples) = (initial_weights(&plan, 1), Samples::random(&plan, 2));
+            let mut device = device(&plan, 2);
+            let (early_losses, sums) = round_with_early_weights(&mut device, &plan, &weights, &samples);
+            assert_eq!(early_losses, losses);
+            assert_eq!(bits(&total(&plan, sums)), bits(&gradients));
+        }
+    }
+}
+
 /// The kernels guarantee it for all instruction sets with fused multiply-add.
 #[test]
 fn same_bits_with_avx2_and_avx512() {
@@ -288,7 +307,7 @@ fn losses_beside_the_main_one_are_summed_apart() {
 fn memory_is_what_the_plan_says() {
     assert_eq!(ops::VOCABULARY_BLOCK, kernels::loss::VOCABULARY_BLOCK);
     let device_bytes = |layers: usize, recompute: bool| {
-        let graph = families::decoder(&spec(layers, 64, 2, 256, 64), 64).unwrap();
+        let graph = families::decoder(&spec(layers, 96, 2, 256, 64), 64).unwrap();
         let batch = BatchSpec { samples: 12, leaf_bound: 4 };
         let plan = if recompute { recomputing(graph, batch) } else { plan(graph, batch, Encoding::F32, LARGE) };
         let leaves = plan.leaves_per_round.min(plan.leaves.count);

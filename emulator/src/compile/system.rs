@@ -5,8 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use super::activation_memory::{self, LayerMemory};
 use super::{WeightBytes, WeightElements, job, window_elements};
-use crate::graph::OpNode;
-use crate::ops::Signature;
+use crate::packing;
 use crate::plan::StreamPlan;
 use crate::schedule::leaves_per_block;
 
@@ -15,7 +14,7 @@ use crate::schedule::leaves_per_block;
 pub struct SystemBytes {
     /// Weights and partial sums of gradients; independent of the number of layers.
     pub weights: WeightBytes,
-    /// Copies of the current layer's weights in the layout that matrix products read; in the process only.
+    /// Matrices in the layout that products read, besides those of `weights`; in the process only.
     pub packed: u64,
     /// Activations of all leaves held at once, and the working memory of one leaf; in the process, of one block of
     /// leaves.
@@ -89,18 +88,9 @@ impl<'a> PlanMemory<'a> {
             wafer: SystemBytes { weights: wafer, packed: 0, activations: activations(&self.wafer, 1) },
             host: SystemBytes {
                 weights: host,
-                packed: packed_bytes(plan, training),
+                packed: packing::packed_bytes(plan, training),
                 activations: activations(&self.host, block),
             },
         }
     }
-}
-
-/// Layers share the memory of their packed copies: those of the forward pass, and in training those of the backward
-/// pass.
-fn packed_bytes(plan: &StreamPlan, training: bool) -> u64 {
-    let graph = &plan.graph;
-    let node_bytes = |node: &OpNode| node.op.operator().packed(&Signature::of(graph, node));
-    let layers = graph.layers.iter().map(|layer| graph.nodes[layer.nodes.clone()].iter().map(node_bytes).sum::<u64>());
-    layers.max().unwrap_or(0) * 4 * if training { 2 } else { 1 }
 }

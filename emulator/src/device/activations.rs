@@ -48,11 +48,13 @@ impl RoundKind {
         self.layout.get_or_insert_with(|| ArenaLayout::new(schedule, samples, leaves, block))
     }
 
+    /// Returns the steps of a pass; none for the backward pass of an evaluation.
     pub fn steps(&self, pass: Pass, layer: LayerId) -> &[Step] {
-        match pass {
-            Pass::Forward => &self.schedule.forward[layer],
-            Pass::Backward => &self.schedule.backward[layer],
-        }
+        let layers = match pass {
+            Pass::Forward => &self.schedule.forward,
+            Pass::Backward => &self.schedule.backward,
+        };
+        layers.get(layer).map_or(&[], Vec::as_slice)
     }
 
     /// Position of each storage slot; empty before the first round.

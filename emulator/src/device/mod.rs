@@ -18,6 +18,7 @@ use crate::tree::Node;
 mod activations;
 mod cpu;
 mod gradients;
+mod group_layout;
 mod loss_weights;
 mod packs;
 mod samples;

@@ -3,7 +3,6 @@
 use super::{MAX_CALL_ROWS, product_of};
 use crate::graph::{Graph, NodeId};
 use crate::ops::RowDependency;
-use crate::ops::execute::NodeShape;
 
 /// Which operators use each tensor, and how.
 pub(super) struct TensorUses {
@@ -18,7 +17,7 @@ impl TensorUses {
         let tensors = graph.tensors.len();
         let mut uses = Self { last: vec![None; tensors], in_place: vec![false; tensors] };
         for (index, node) in graph.nodes.iter().enumerate() {
-            let packed = product_of(&node.op).executor().forward_packs(&NodeShape::of(graph, node));
+            let packed = usize::from(product_of(&node.op).operator().packs_matrix());
             for (param, &tensor) in node.params.iter().enumerate() {
                 uses.last[tensor] = Some(index);
                 uses.in_place[tensor] |= param >= packed;
@@ -45,7 +44,7 @@ pub fn memory_bytes(graph: &Graph, tokens: usize) -> u64 {
     let in_place: u64 = sizes.zip(&uses.in_place).filter(|(_, in_place)| **in_place).map(|(size, _)| size).sum();
     let mut total = largest + in_place;
     for (node, is_kept) in graph.nodes.iter().zip(kept_outputs(graph)) {
-        let packed = product_of(&node.op).executor().forward_packs(&NodeShape::of(graph, node));
+        let packed = usize::from(product_of(&node.op).operator().packs_matrix());
         let packed = node.params.iter().take(packed);
         total += packed.map(|tensor| bytes(graph.tensors[*tensor].shape.iter().product())).sum::<u64>();
         let columns = node.output.map_or(0, |output| graph.values[output].shape.columns());

@@ -18,7 +18,7 @@ use crate::kernels::embedding::TokenPosition;
 use crate::kernels::loss::{LossSums, LossWorkspace};
 use crate::kernels::pool::PoolError;
 use crate::kernels::rotary::RotaryTable;
-use crate::kernels::{ComputeThreads, Context, GemmWorkspace, PackedB, Simd};
+use crate::kernels::{ComputeThreads, Context, GemmWorkspace, MatRef, PackedB, Simd};
 use crate::numerics::{Precision, bf16};
 use crate::ops::execute::{
     ForwardArgs, MAX_INPUTS, MAX_PARAMS, NodeShape, OperatorContext, OperatorInput, OperatorWeights,
@@ -68,7 +68,8 @@ pub struct InferenceModel {
 /// What an operator keeps.
 #[derive(Debug, Default)]
 struct NodeState {
-    packs: Vec<PackedB>,
+    /// The packed transpose of its matrix, if it reads that.
+    packed: Option<PackedB>,
     /// The output: the rows of this call, or all rows if a later operator depends on earlier rows.
     output: Vec<f32>,
     is_kept: bool,
@@ -210,10 +211,12 @@ impl InferenceModel {
             }
             let shape = NodeShape::of(graph, node);
             let op = product_of(&node.op);
-            state.packs.resize_with(op.executor().forward_packs(&shape), PackedB::new);
-            let weights =
-                std::array::from_fn(|param| node.params.get(param).map_or(&[][..], |tensor| &tensors[*tensor]));
-            cx.pool.install(|| op.executor().pack_forward(cx, &shape, weights, &mut state.packs));
+            if let (true, Some(matrix)) = (op.operator().packs_matrix(), node.params.first()) {
+                let (rows, columns) = shape.matrix();
+                let matrix = MatRef::row_major(&tensors[*matrix], rows, columns);
+                let packed = state.packed.insert(PackedB::new());
+                cx.pool.install(|| packed.pack(cx, matrix.t()));
+            }
             for &tensor in node.params.iter().filter(|tensor| uses.last[**tensor] == Some(index)) {
                 if !uses.in_place[tensor] {
                     tensors[tensor] = Vec::new();
@@ -264,7 +267,8 @@ impl InferenceModel {
         state.scratch.resize(operator.scratch(&signature) as usize, 0.0);
         let weights: [&[f32]; MAX_PARAMS] =
             std::array::from_fn(|param| node.params.get(param).map_or(&[][..], |tensor| &tensors[*tensor]));
-        let weights = OperatorWeights { tensors: weights, forward: &state.packs, backward: &[] };
+        let weights =
+            OperatorWeights { tensors: weights, transposed: state.packed.as_ref().map(PackedB::operand), matrix: None };
         let Scratch { products, attention, rotary, loss, order, sums } = scratch;
         let mut context = OperatorContext {
             cx,

@@ -48,7 +48,7 @@ pub(crate) mod testing;
 mod vector;
 
 pub use buffer::Buffer;
-pub use gemm::{Accumulate, GemmWorkspace, PackedB, gemm, gemm_over_leaves};
+pub use gemm::{Accumulate, GemmWorkspace, PackedB, PackedForm, PackedOperand, RightOperand, gemm, gemm_over_leaves};
 pub use isa::Simd;
 pub use matrix::{MatMut, MatRef};
 pub use pool::ComputeThreads;

@@ -10,7 +10,7 @@ use crate::kernels::attention::AttentionWorkspace;
 use crate::kernels::embedding::TokenPosition;
 use crate::kernels::loss::{LossSums, LossWorkspace};
 use crate::kernels::rotary::RotaryTable;
-use crate::kernels::{Accumulate, Context, GemmWorkspace, PackedB};
+use crate::kernels::{Accumulate, Context, GemmWorkspace, MatRef, PackedOperand, RightOperand};
 use crate::numerics::GEMM_INNER_BLOCK;
 
 /// Maximum inputs of an operator.
@@ -53,7 +53,7 @@ impl NodeShape {
     }
 
     /// Rows and columns of the first tensor, which is a matrix.
-    pub(super) fn matrix(&self) -> (usize, usize) {
+    pub(crate) fn matrix(&self) -> (usize, usize) {
         (self.params[0][0], self.params[0][1])
     }
 }
@@ -143,18 +143,31 @@ pub fn integers(memory: &[f32]) -> &[i32] {
 /// Weights of an operator: its tensors, and packed copies of them.
 #[derive(Clone, Copy, Debug)]
 pub struct OperatorWeights<'a> {
-    /// The tensors; empty if the operator has none, or does not read them in this pass.
+    /// The tensors; empty if the operator has none, does not read them in this pass, or reads only the packed form.
     pub tensors: [&'a [f32]; MAX_PARAMS],
-    /// Packed by [`Executor::pack_forward`].
-    pub forward: &'a [PackedB],
-    /// Packed by [`Executor::pack_backward`].
-    pub backward: &'a [PackedB],
+    /// The packed transpose of the first tensor, if the operator [reads it](Operator::packs_matrix).
+    pub transposed: Option<PackedOperand<'a>>,
+    /// The packed first tensor, for the backward pass.
+    pub matrix: Option<PackedOperand<'a>>,
 }
 
 impl<'a> OperatorWeights<'a> {
     /// Returns the second tensor, if the operator has one.
     pub(super) fn bias(&self, shape: &NodeShape) -> Option<&'a [f32]> {
         (shape.params.len() > 1).then_some(self.tensors[1])
+    }
+
+    /// Returns the first tensor, a matrix, as the right operand of a product.
+    pub(super) fn matrix(&self, shape: &NodeShape) -> RightOperand<'a> {
+        let (rows, columns) = shape.matrix();
+        self.matrix.map_or_else(|| MatRef::row_major(self.tensors[0], rows, columns).into(), RightOperand::from)
+    }
+
+    /// Returns the transpose of the first tensor as the right operand of a product.
+    pub(super) fn transposed(&self, shape: &NodeShape) -> RightOperand<'a> {
+        let (rows, columns) = shape.matrix();
+        let view = || MatRef::row_major(self.tensors[0], rows, columns).t();
+        self.transposed.map_or_else(|| view().into(), RightOperand::from)
     }
 }
 
@@ -255,28 +268,6 @@ pub trait Executor: Operator {
     fn check_supported(&self, shape: &NodeShape) -> Result<(), UnsupportedOperator> {
         let _ = shape;
         Ok(())
-    }
-
-    /// Returns the number of packed operands of the forward pass.
-    fn forward_packs(&self, shape: &NodeShape) -> usize {
-        let _ = shape;
-        0
-    }
-
-    /// Returns the number of packed operands of the backward pass.
-    fn backward_packs(&self, shape: &NodeShape) -> usize {
-        let _ = shape;
-        0
-    }
-
-    /// Packs weights for the forward pass, once for all leaves.
-    fn pack_forward(&self, cx: Context<'_>, shape: &NodeShape, tensors: [&[f32]; MAX_PARAMS], packs: &mut [PackedB]) {
-        let _ = (cx, shape, tensors, packs);
-    }
-
-    /// Packs weights for the backward pass, once for all leaves.
-    fn pack_backward(&self, cx: Context<'_>, shape: &NodeShape, tensors: [&[f32]; MAX_PARAMS], packs: &mut [PackedB]) {
-        let _ = (cx, shape, tensors, packs);
     }
 
     /// Computes the output.

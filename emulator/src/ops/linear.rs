@@ -36,9 +36,8 @@ impl Operator for Linear {
         param == 0
     }
 
-    fn packed(&self, io: &Signature<'_>) -> u64 {
-        let (outputs, inputs) = io.matrix(0);
-        outputs * inputs
+    fn packs_matrix(&self) -> bool {
+        true
     }
 
     fn gradient(&self, _: usize) -> GradientForm {
@@ -54,45 +53,13 @@ impl Operator for Linear {
 mod run {
     use super::Linear;
     use crate::kernels::pool::rows_mut;
-    use crate::kernels::{Accumulate, Context, MatMut, MatRef, PackedB, elementwise, gemm, gemm_over_leaves};
-    use crate::ops::execute::{
-        BackwardArgs, Executor, ForwardArgs, MAX_PARAMS, NodeShape, OperatorContext, TargetMut, TensorGradient,
-    };
+    use crate::kernels::{Accumulate, MatMut, MatRef, elementwise, gemm, gemm_over_leaves};
+    use crate::ops::execute::{BackwardArgs, Executor, ForwardArgs, OperatorContext, TargetMut, TensorGradient};
 
     /// Columns of a bias gradient per thread and work item.
     const COLUMN_GRAIN: usize = 192;
 
     impl Executor for Linear {
-        fn forward_packs(&self, _: &NodeShape) -> usize {
-            1
-        }
-
-        fn backward_packs(&self, _: &NodeShape) -> usize {
-            1
-        }
-
-        fn pack_forward(
-            &self,
-            cx: Context<'_>,
-            shape: &NodeShape,
-            tensors: [&[f32]; MAX_PARAMS],
-            packs: &mut [PackedB],
-        ) {
-            let (outputs, inputs) = shape.matrix();
-            packs[0].pack(cx, MatRef::row_major(tensors[0], outputs, inputs).t());
-        }
-
-        fn pack_backward(
-            &self,
-            cx: Context<'_>,
-            shape: &NodeShape,
-            tensors: [&[f32]; MAX_PARAMS],
-            packs: &mut [PackedB],
-        ) {
-            let (outputs, inputs) = shape.matrix();
-            packs[0].pack(cx, MatRef::row_major(tensors[0], outputs, inputs));
-        }
-
         fn spans_leaves(&self) -> bool {
             true
         }
@@ -103,7 +70,7 @@ mod run {
             let x = MatRef::row_major(io.inputs[0].values(), rows, inputs);
             let y = MatMut::row_major(io.output, rows, outputs);
             let bias = io.weights.bias(io.shape);
-            gemm(context.cx, x, &io.weights.forward[0], y, Accumulate::Store, bias, context.products);
+            gemm(context.cx, x, io.weights.transposed(io.shape), y, Accumulate::Store, bias, context.products);
         }
 
         fn backward(&self, context: &mut OperatorContext<'_>, io: BackwardArgs<'_>) {
@@ -125,7 +92,7 @@ mod run {
             }
             if let [TargetMut::Memory(dx, accumulate), ..] = io.targets {
                 let dx = MatMut::row_major(dx, rows, inputs);
-                gemm(context.cx, gradient, &io.weights.backward[0], dx, accumulate, None, context.products);
+                gemm(context.cx, gradient, io.weights.matrix(io.shape), dx, accumulate, None, context.products);
             }
         }
     }

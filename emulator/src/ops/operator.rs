@@ -147,11 +147,10 @@ pub trait Operator: std::fmt::Debug + Send + Sync {
         false
     }
 
-    /// Returns the number of packed weight elements of each direction. The emulation packs them once for all leaves of
-    /// a pass.
-    fn packed(&self, io: &Signature<'_>) -> u64 {
-        let _ = io;
-        0
+    /// Returns whether the emulation reads the first tensor, a matrix, in packed form only: its transpose in the forward
+    /// pass, the matrix in the backward pass.
+    fn packs_matrix(&self) -> bool {
+        false
     }
 
     /// Returns the f32 numbers per sample needed only during computation, in the pass that needs more of them.

@@ -16,6 +16,7 @@
 //! * The gradient of a value with several uses is summed in the order of the backward pass: last use first.
 
 use crate::graph::{Graph, LayerId, NodeId};
+use crate::plan::Pass;
 
 mod blocks;
 mod build;
@@ -138,6 +139,17 @@ pub enum Step {
     Copy { from: StorageId, to: StorageId },
     /// `to = to + from`.
     Add { from: StorageId, to: StorageId },
+}
+
+impl Step {
+    /// Returns the operator that the step executes, and its pass; `None` if the step executes none.
+    pub const fn operator(&self) -> Option<(NodeId, Pass)> {
+        match self {
+            Step::Forward(step) => Some((step.node, Pass::Forward)),
+            Step::Backward(step) => Some((step.node, Pass::Backward)),
+            Step::Unreached(_) | Step::Copy { .. } | Step::Add { .. } => None,
+        }
+    }
 }
 
 /// Every pass of a training or evaluation round; see the module documentation.

@@ -47,7 +47,12 @@ pub fn gpt_plan(spec: &ModelSpec, sequence: usize, batch: BatchSpec, wafer: u64)
 
 /// Compiles the plan of any graph.
 pub fn plan(graph: Graph, train: BatchSpec, encoding: Encoding, wafer_memory: u64) -> Arc<StreamPlan> {
-    let request = CompileRequest {
+    Arc::new(compile(request(graph, train, encoding, wafer_memory)).unwrap())
+}
+
+/// The request of [`plan`].
+pub fn request(graph: Graph, train: BatchSpec, encoding: Encoding, wafer_memory: u64) -> CompileRequest {
+    CompileRequest {
         graph,
         train,
         trains: true,
@@ -59,30 +64,20 @@ pub fn plan(graph: Graph, train: BatchSpec, encoding: Encoding, wafer_memory: u6
         memoryx_memory: u64::MAX,
         whole_tensor_state: None,
         extra_state_tensors: 0,
-    };
-    Arc::new(compile(request).unwrap())
+    }
 }
 
 /// Compiles the plan of a graph on the largest wafer, of decreasing sizes, on which some layer is recomputed. If
 /// recomputation does not help the graph, the plan is that of a large wafer.
 pub fn recomputing(graph: Graph, train: BatchSpec) -> Arc<StreamPlan> {
+    recomputing_in_chunks(graph, train, DEFAULT_CHUNK_ELEMENTS)
+}
+
+/// Like `recomputing`, with chunks of at most `chunk_elements`.
+pub fn recomputing_in_chunks(graph: Graph, train: BatchSpec, chunk_elements: usize) -> Arc<StreamPlan> {
     let mut wafer = LARGE;
     loop {
-        let (chunk_elements, memoryx_memory) = (DEFAULT_CHUNK_ELEMENTS, u64::MAX);
-        let request = CompileRequest {
-            graph: graph.clone(),
-            train,
-            trains: true,
-            eval: None,
-            encoding: Encoding::F32,
-            wafer_memory: wafer,
-            chunk_elements,
-            window_chunks: 8,
-            memoryx_memory,
-            whole_tensor_state: None,
-            extra_state_tensors: 0,
-        };
-        match compile(request) {
+        match compile(CompileRequest { chunk_elements, ..request(graph.clone(), train, Encoding::F32, wafer) }) {
             Ok(plan) if plan.layers.iter().any(|layer| layer.recompute) => return Arc::new(plan),
             Ok(_) => wafer -= wafer / 16,
             Err(_) => return plan(graph, train, Encoding::F32, LARGE),
@@ -307,6 +302,38 @@ pub fn round_as(
                 let gradient = device.gradient(layer, slot.chunk, *node).unwrap();
                 sums.push((layer, slot.chunk, *node, gradient.to_vec()));
             }
+        }
+    }
+    (losses, sums)
+}
+
+/// Like `round` of the whole batch, with the weights of each pass of a layer loaded before the pass that precedes it.
+pub fn round_with_early_weights(
+    device: &mut CpuDevice,
+    plan: &StreamPlan,
+    weights: &[Vec<f32>],
+    samples: &Samples,
+) -> (Vec<LeafLoss>, UpStream) {
+    let leaves = samples.leaves(plan.leaves, 0..plan.leaves.count);
+    let root = plan.leaves.tree().root();
+    begin(device, true, &[root], &leaves).unwrap();
+    let forward = (0..plan.layers.len()).map(|layer| (Pass::Forward, layer));
+    let passes: Vec<_> = forward.chain((0..plan.layers.len()).rev().map(|layer| (Pass::Backward, layer))).collect();
+    let (mut losses, mut sums) = (Vec::new(), Vec::new());
+    load(device, plan, weights, passes[0].0, passes[0].1);
+    for (index, &(pass, layer)) in passes.iter().enumerate() {
+        if let Some(&(pass, layer)) = passes.get(index + 1) {
+            load(device, plan, weights, pass, layer);
+        }
+        match pass {
+            Pass::Forward => device.forward(layer).unwrap(),
+            Pass::Backward => device.backward(layer).unwrap(),
+        }
+        if (pass, layer) == (Pass::Forward, plan.layers.len() - 1) {
+            losses = device.losses().to_vec();
+        }
+        for slot in plan.up.iter().filter(|slot| pass == Pass::Backward && slot.layer == layer) {
+            sums.push((layer, slot.chunk, root, device.gradient(layer, slot.chunk, root).unwrap().to_vec()));
         }
     }
     (losses, sums)

@@ -120,20 +120,22 @@ impl CpuDevice {
         let pool = ComputeThreads::new(options.threads)?;
         let (operators, times) = OperatorTable::new(graph);
         let recompute: Vec<bool> = plan.layers.iter().map(|layer| layer.recompute).collect();
+        let kinds = [
+            RoundKind::new(PassSchedule::evaluation(graph), graph, plan.eval_leaves),
+            RoundKind::new(PassSchedule::training(graph, &recompute), graph, plan.leaves),
+        ];
+        let weights = LoadedWeights::new(&plan, options.simd, &kinds);
         let layers = 0..graph.layers.len();
         Ok(Self {
             options,
             precision: plan.encoding.into(),
             pool: Arc::new(pool),
             layer_gradients: layers.map(|layer| LayerGradients::new(&plan, layer)).collect(),
-            kinds: [
-                RoundKind::new(PassSchedule::evaluation(graph), graph, plan.eval_leaves),
-                RoundKind::new(PassSchedule::training(graph, &recompute), graph, plan.leaves),
-            ],
+            kinds,
             arena: Arena::default(),
             samples: RoundSamples::new(graph, plan.leaves.samples.max(plan.eval_leaves.samples) as usize),
-            weights: LoadedWeights::new(&plan),
-            packs: PackedWeights::new(graph, &operators.shapes),
+            packs: PackedWeights::new(graph, &weights),
+            weights,
             gradients: PartialGradients::new(&plan),
             scratch: Scratch::default(),
             times,
@@ -175,6 +177,7 @@ impl CpuDevice {
         if !self.samples.leaves.is_empty() {
             self.weights.require(&self.plan, layer, groups)?;
         }
+        self.weights.set_pass(pass);
         self.passes += 1;
         Ok(())
     }
@@ -212,15 +215,10 @@ impl CpuDevice {
         });
     }
 
-    /// Packs the weights that the operators of a pass need.
+    /// Packs the weights that the operators of a pass need and that were not packed when they arrived.
     fn pack(&mut self, cx: Context<'_>, pass: Pass, layer: LayerId) {
         let kind = &self.kinds[usize::from(self.training)];
-        for step in kind.steps(pass, layer) {
-            let (node, direction) = match step {
-                Step::Forward(step) => (step.node, Pass::Forward),
-                Step::Backward(step) => (step.node, Pass::Backward),
-                Step::Unreached(_) | Step::Copy { .. } | Step::Add { .. } => continue,
-            };
+        for (node, direction) in kind.steps(pass, layer).iter().filter_map(Step::operator) {
             let start = Instant::now();
             let shape = &self.operators.shapes[node];
             self.packs.prepare(cx, &self.plan.graph, &self.weights, (node, shape), direction);
@@ -329,7 +327,9 @@ impl Device for CpuDevice {
     }
 
     fn load(&mut self, chunk: ChunkId, encoding: Encoding, payload: &[u8]) -> Result<(), DeviceError> {
-        self.weights.load(&self.plan, self.options.simd, chunk, encoding, payload)
+        let pool = Arc::clone(&self.pool);
+        let cx = Context { simd: self.options.simd, pool: &pool, precision: self.precision };
+        self.weights.load(&self.plan, cx, chunk, encoding, payload)
     }
 
     fn forward(&mut self, layer: LayerId) -> Result<(), DeviceError> {

@@ -360,9 +360,10 @@ fn weights<'a>(
     packs: &'a PackedWeights,
     node: NodeId,
 ) -> execute::OperatorWeights<'a> {
+    let packed = |pass: Pass| weights.packed_matrix(node, pass).or_else(|| packs.of(node, pass));
     execute::OperatorWeights {
         tensors: tensors(&plan.graph, weights, node),
-        forward: packs.of(node, Pass::Forward),
-        backward: packs.of(node, Pass::Backward),
+        transposed: packed(Pass::Forward),
+        matrix: packed(Pass::Backward),
     }
 }

@@ -1,7 +1,7 @@
 //! Matrix products: C = A·B or C = C + A·B, with an optional bias per column.
 //!
 //! Operands are strided views, so that transposed ones need no copy; a right operand that is used often (a layer's
-//! weights, once for every leaf) is packed once as [`PackedB`].
+//! weights, once for every leaf) is packed once, as [`PackedB`] or, while its elements arrive, by [`PackedForm`].
 //!
 //! The order of summation is fixed: the inner index is cut into blocks of [`GEMM_INNER_BLOCK`]; in a block each element
 //! is one chain of fused multiply-adds from zero in ascending order; the blocks are added one after the other; the
@@ -15,22 +15,20 @@ mod block;
 mod leaf_sum;
 mod micro;
 mod pack;
+mod packed;
 mod product;
 
 pub(crate) use block::{LeftOperand, PanelBlock, TileRegion, block_product};
 use micro::MicroKernel;
-use pack::{PackLayout, PackSource, pack_panels};
+use pack::{PackSource, pack_all};
+pub use packed::{PackedB, PackedForm, PackedOperand};
 use product::Product;
 
 use super::Context;
 use super::buffer::Buffer;
 use super::matrix::{MatMut, MatRef};
-use super::pool::rows_mut;
-use crate::numerics::{GEMM_INNER_BLOCK, Isa, Precision};
+use crate::numerics::GEMM_INNER_BLOCK;
 use crate::tree::MAX_BLOCK_LEAVES;
-
-/// Columns packed in one work item.
-const PACK_GRAIN_LANES: usize = 384;
 
 /// What happens to the previous content of C.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,64 +39,13 @@ pub enum Accumulate {
     Add,
 }
 
-/// A right operand packed for the kernel of one instruction set, rounded to its precision.
-#[derive(Debug)]
-pub struct PackedB {
-    panels: Buffer,
-    layout: PackLayout,
-    isa: Isa,
-    precision: Precision,
-}
-
-impl PackedB {
-    /// Creates an empty operand, to be filled by [`PackedB::pack`].
-    pub fn new() -> Self {
-        let layout = PackLayout { lanes: 0, steps: 0, block: GEMM_INNER_BLOCK, width: 1 };
-        PackedB { panels: Buffer::new(), layout, isa: Isa::Portable, precision: Precision::F32 }
-    }
-
-    /// Packs `b` for [`gemm`], reusing the memory.
-    pub fn pack(&mut self, cx: Context<'_>, b: MatRef<'_>) {
-        self.pack_for_leaves(cx, b, 1);
-    }
-
-    /// Packs `b` for [`gemm_over_leaves`], reusing the memory.
-    pub fn pack_for_leaves(&mut self, cx: Context<'_>, b: MatRef<'_>, leaves: usize) {
-        let source = PackSource::right(b);
-        self.layout = source.layout(MicroKernel::of(cx.simd).nr, leaves);
-        (self.isa, self.precision) = (cx.simd.isa(), cx.precision);
-        pack_all(cx, &source, self.layout, self.panels.resize(self.layout.len()));
-    }
-
-    /// Rows of the operand (the inner dimension).
-    pub fn rows(&self) -> usize {
-        self.layout.steps
-    }
-
-    /// Columns of the operand.
-    pub fn cols(&self) -> usize {
-        self.layout.lanes
-    }
-
-    /// Bytes of memory held.
-    pub fn bytes(&self) -> usize {
-        self.panels.bytes()
-    }
-}
-
-impl Default for PackedB {
-    fn default() -> Self {
-        PackedB::new()
-    }
-}
-
 /// The right operand of a product.
 #[derive(Clone, Copy, Debug)]
 pub enum RightOperand<'a> {
     /// To be packed by the call.
     View(MatRef<'a>),
     /// Packed before the call.
-    Packed(&'a PackedB),
+    Packed(PackedOperand<'a>),
 }
 
 impl<'a> From<MatRef<'a>> for RightOperand<'a> {
@@ -109,6 +56,12 @@ impl<'a> From<MatRef<'a>> for RightOperand<'a> {
 
 impl<'a> From<&'a PackedB> for RightOperand<'a> {
     fn from(b: &'a PackedB) -> Self {
+        RightOperand::Packed(b.operand())
+    }
+}
+
+impl<'a> From<PackedOperand<'a>> for RightOperand<'a> {
+    fn from(b: PackedOperand<'a>) -> Self {
         RightOperand::Packed(b)
     }
 }
@@ -182,8 +135,8 @@ fn multiply(
     let left_layout = left.layout(micro.mr, leaves);
     let (layout, right) = match b {
         RightOperand::Packed(packed) => {
-            assert_eq!((packed.isa, packed.precision), (cx.simd.isa(), cx.precision), "packed for another profile");
-            (packed.layout, packed.panels.as_slice())
+            packed.check(cx);
+            (packed.layout, packed.panels)
         }
         RightOperand::View(b) => {
             let source = PackSource::right(b);
@@ -217,21 +170,6 @@ fn finish_empty(mut c: MatMut<'_>, accumulate: Accumulate, bias: Option<&[f32]>)
         if let Some(bias) = bias {
             row.iter_mut().zip(bias).for_each(|(c, b)| *c += b);
         }
-    }
-}
-
-/// Packs a whole operand into `out`.
-fn pack_all(cx: Context<'_>, source: &PackSource<'_>, layout: PackLayout, out: &mut [f32]) {
-    let PackLayout { width, steps, block, .. } = layout;
-    let mut rest = out;
-    for start in (0..steps).step_by(block.max(1)) {
-        let panel_len = width * layout.block_steps(start);
-        let (block, tail) = rest.split_at_mut(layout.panels() * panel_len);
-        rest = tail;
-        let grain = (PACK_GRAIN_LANES / width).max(1);
-        cx.pool.for_each_rows(layout.panels(), grain, rows_mut(block, panel_len), |first, out| {
-            pack_panels(cx.simd, cx.precision, source, layout, start, first, out.data);
-        });
     }
 }
 

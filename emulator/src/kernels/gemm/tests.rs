@@ -3,8 +3,8 @@
 use super::*;
 use crate::kernels::testing::sum_along_tree;
 use crate::kernels::{ComputeThreads, Simd};
-use crate::numerics::bf16;
 use crate::numerics::init::Initializer;
+use crate::numerics::{Precision, bf16};
 use crate::tree::Node;
 
 fn random(len: usize, key: u64) -> Vec<f32> {
@@ -63,7 +63,7 @@ fn elements_have_documented_bits_for_all_shapes_and_threads() {
                             let mut workspace = GemmWorkspace::new();
                             let mut packed = PackedB::new();
                             packed.pack(cx, b);
-                            for b in [RightOperand::View(b), RightOperand::Packed(&packed)] {
+                            for b in [RightOperand::View(b), RightOperand::from(&packed)] {
                                 let mut c = former.clone();
                                 let view = MatMut::new(&mut c, m, n, n + 3);
                                 gemm(cx, a, b, view, accumulate, bias, &mut workspace);
@@ -103,7 +103,7 @@ fn sums_over_leaves_have_the_bits_of_separate_products() {
                     let cx = Context { simd, pool, precision };
                     let (mut workspace, mut packed) = (GemmWorkspace::new(), PackedB::new());
                     packed.pack_for_leaves(cx, b, leaves);
-                    for b in [RightOperand::View(b), RightOperand::Packed(&packed)] {
+                    for b in [RightOperand::View(b), RightOperand::from(&packed)] {
                         let mut c = former.clone();
                         let view = MatMut::new(&mut c, m, n, n + 3);
                         gemm_over_leaves(cx, a, b, leaves, view, accumulate, &mut workspace);
@@ -159,5 +159,37 @@ fn denormals_are_taken_as_zero_on_every_thread() {
         let (a, b) = (MatRef::row_major(&a, m, k), MatRef::row_major(&b, k, n));
         gemm(cx, a, b, MatMut::row_major(&mut c, m, n), Accumulate::Store, None, &mut GemmWorkspace::new());
         assert!(c.iter().all(|c| *c == 0.0), "{threads} threads");
+    }
+}
+
+#[test]
+fn operand_that_is_packed_in_pieces_is_the_one_packed_at_once() {
+    let pools = [ComputeThreads::inline(), ComputeThreads::new(2).unwrap()];
+    for (rows, columns) in [(1, 1), (7, 5), (48, 64), (50, 100), (101, 131), (3, GEMM_INNER_BLOCK + 9), (1030, 10)] {
+        let matrix = random(rows * columns, 5);
+        // Pieces that begin and end inside of rows, of less than a row, and of whole rows.
+        for piece in [1, columns, 3 * columns / 2 + 1, 37 * columns + 5, rows * columns] {
+            if rows * columns / piece > 4000 {
+                continue;
+            }
+            for (simd, is_transposed) in
+                Simd::all().flat_map(|simd| [false, true].map(|is_transposed| (simd, is_transposed)))
+            {
+                for pool in &pools {
+                    let cx = Context { simd, pool, precision: Precision::F32 };
+                    let form = PackedForm::new(simd, cx.precision, (rows, columns), is_transposed);
+                    let mut panels = vec![f32::NAN; form.len()];
+                    for (index, values) in matrix.chunks(piece).enumerate() {
+                        form.put(cx, index * piece, values, &mut panels);
+                    }
+                    let view = MatRef::row_major(&matrix, rows, columns);
+                    let mut packed = PackedB::new();
+                    packed.pack(cx, if is_transposed { view.t() } else { view });
+                    let expected = packed.operand();
+                    assert_eq!(panels, expected.panels, "{rows}x{columns} in pieces of {piece}, {simd:?}");
+                    assert_eq!(form.operand(&panels).layout, expected.layout);
+                }
+            }
+        }
     }
 }
