@@ -11,7 +11,7 @@ use super::micro::{MicroKernel, Tile, UNROLL_STEPS};
 use super::pack::pack_panels;
 use super::product::{Product, ThreadScratch};
 use crate::kernels::elementwise;
-use crate::kernels::isa::Simd;
+use crate::kernels::isa::{Simd, simd_fn};
 use crate::kernels::matrix::MatPtr;
 use crate::kernels::vector::{CACHE_LINE_ELEMENTS, prefetch};
 use crate::tree::Node;
@@ -147,8 +147,18 @@ unsafe fn finish(simd: Simd, c: MatPtr, at: TilePosition, sum: &[f32], stride: u
         // SAFETY: by the caller's contract.
         let c = unsafe { std::slice::from_raw_parts_mut(c.at(row, 0), at.cols) };
         match accumulate {
-            Accumulate::Store => c.copy_from_slice(&sum[..at.cols]),
+            Accumulate::Store => copy_row(simd, &sum[..at.cols], c),
             Accumulate::Add => elementwise::add_assign(simd, c, &sum[..at.cols]),
+        }
+    }
+}
+
+simd_fn! {
+    /// Copies a row of a kernel tile: whole ones of the widest tile without a call.
+    fn copy_row(sum: &[f32], c: &mut [f32]) {
+        match (<&[f32; 48]>::try_from(sum), <&mut [f32; 48]>::try_from(&mut *c)) {
+            (Ok(sum), Ok(c)) => *c = *sum,
+            _ => c.copy_from_slice(sum),
         }
     }
 }
