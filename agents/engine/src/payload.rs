@@ -189,7 +189,8 @@ impl BlockSparse {
             }
             Err(dense) => memory.create(dense.len(), &mut |out| {
                 let blocks = dense.chunks(SPARSE_BLOCK_BYTES).zip(self.blocks());
-                blocks.for_each(|(dense, block)| put_sum(dense, block, out));
+                let mut buffer = [0; BITMAP_BYTE_DATA_BYTES];
+                blocks.for_each(|(dense, block)| put_sum(dense, block, &mut buffer, out));
             }),
         }
     }
@@ -202,15 +203,17 @@ impl BlockSparse {
         let kept: usize = union.iter().map(|set| set.count_ones() as usize).sum();
         if 2 * kept > blocks {
             let sum = memory.create(4 * self.elements, &mut |out| {
-                self.blocks().zip(right.blocks()).for_each(|(left, right)| put_sum(left, right, out));
+                let mut buffer = [0; BITMAP_BYTE_DATA_BYTES];
+                self.blocks().zip(right.blocks()).for_each(|(left, right)| put_sum(left, right, &mut buffer, out));
             });
             return Payload::Dense(sum);
         }
         let bytes = memory.create(kept * SPARSE_BLOCK_BYTES + union.len() + COUNT_BYTES, &mut |out| {
+            let mut buffer = [0; BITMAP_BYTE_DATA_BYTES];
             let both = self.stored_blocks().zip(right.stored_blocks()).zip(self.blocks().zip(right.blocks()));
             for ((left_kept, right_kept), (left, right)) in both {
                 if left_kept.is_some() || right_kept.is_some() {
-                    put_sum(left, right, out);
+                    put_sum(left, right, &mut buffer, out);
                 }
             }
             out.put(&union);
@@ -224,17 +227,16 @@ impl BlockSparse {
 fn write_sum(sum: &[f32], out: &mut dyn PayloadWriter) -> bool {
     let blocks = sum.len().div_ceil(SPARSE_BLOCK_ELEMENTS);
     let (mut kept, mut bitmap) = (0, Vec::with_capacity(blocks.div_ceil(8)));
-    let mut buffer = [0; BITMAP_BYTE_DATA_BYTES];
     for (group, part) in sum.chunks(BITMAP_BYTE_ELEMENTS).enumerate() {
         let set = part
             .chunks(SPARSE_BLOCK_ELEMENTS)
             .enumerate()
             .fold(0u8, |set, (at, block)| set | u8::from(!is_zero(block)) << at);
         if set.count_ones() as usize == part.len().div_ceil(SPARSE_BLOCK_ELEMENTS) {
-            write(part, &mut buffer, out);
+            write(part, out);
         } else {
             let blocks = part.chunks(SPARSE_BLOCK_ELEMENTS).enumerate().filter(|(at, _)| set >> at & 1 == 1);
-            blocks.for_each(|(_, block)| write(block, &mut buffer, out));
+            blocks.for_each(|(_, block)| write(block, out));
         }
         bitmap.push(set);
         kept += set.count_ones() as usize;
@@ -244,7 +246,7 @@ fn write_sum(sum: &[f32], out: &mut dyn PayloadWriter) -> bool {
                 out.clear();
                 written = 0;
             }
-            sum[written..].chunks(BITMAP_BYTE_ELEMENTS).for_each(|part| write(part, &mut buffer, out));
+            write(&sum[written..], out);
             return false;
         }
     }
@@ -262,18 +264,23 @@ fn join_dense(left: Bytes, right: &Bytes, memory: &dyn PayloadMemory) -> Bytes {
         }
         Err(left) => memory.create(left.len().min(right.len()), &mut |out| {
             let blocks = left.chunks(BITMAP_BYTE_DATA_BYTES).zip(right.chunks(BITMAP_BYTE_DATA_BYTES));
-            blocks.for_each(|(left, right)| put_sum(left, right, out));
+            let mut buffer = [0; BITMAP_BYTE_DATA_BYTES];
+            blocks.for_each(|(left, right)| put_sum(left, right, &mut buffer, out));
         }),
     }
 }
 
-/// Appends `left + right`, of at most [`BITMAP_BYTE_DATA_BYTES`] bytes.
-fn put_sum(left: &[u8], right: &[u8], out: &mut dyn PayloadWriter) {
-    let mut buffer = [0; BITMAP_BYTE_DATA_BYTES];
-    let sum = &mut buffer[..left.len().min(right.len()).min(BITMAP_BYTE_DATA_BYTES)];
-    sum.copy_from_slice(&left[..sum.len()]);
-    add_into(sum, right);
-    out.put(sum);
+/// Memory for a part of a sum before it is appended to a payload.
+type SumBuffer = [u8; BITMAP_BYTE_DATA_BYTES];
+
+/// Appends `left + right`, of at most [`BITMAP_BYTE_DATA_BYTES`] bytes, through `buffer`.
+fn put_sum(left: &[u8], right: &[u8], buffer: &mut SumBuffer, out: &mut dyn PayloadWriter) {
+    let (words, _) = buffer.as_chunks_mut::<4>();
+    let (left, right) = (left.as_chunks::<4>().0, right.as_chunks::<4>().0);
+    for (word, (left, right)) in words.iter_mut().zip(left.iter().zip(right)) {
+        *word = add(*left, *right);
+    }
+    out.put(&buffer[..4 * left.len().min(right.len()).min(BITMAP_BYTE_ELEMENTS)]);
 }
 
 fn is_set(bitmap: &[u8], block: usize) -> bool {
@@ -286,11 +293,13 @@ fn is_zero(block: &[f32]) -> bool {
     block.first().is_none_or(|x| x.to_bits() == 0) && block.iter().fold(0, bits) == 0
 }
 
-/// Appends at most one group of blocks through `buffer`.
-fn write(numbers: &[f32], buffer: &mut [u8; BITMAP_BYTE_DATA_BYTES], out: &mut dyn PayloadWriter) {
-    let (words, _) = buffer.as_chunks_mut::<4>();
-    words.iter_mut().zip(numbers).for_each(|(word, x)| *word = x.to_le_bytes());
-    out.put(&buffer[..4 * numbers.len().min(BITMAP_BYTE_ELEMENTS)]);
+/// Appends numbers, little-endian.
+fn write(numbers: &[f32], out: &mut dyn PayloadWriter) {
+    if cfg!(target_endian = "little") {
+        out.put(bytemuck::cast_slice(numbers));
+    } else {
+        numbers.iter().for_each(|x| out.put(&x.to_le_bytes()));
+    }
 }
 
 /// `left += right`, f32 little-endian.
@@ -298,8 +307,14 @@ fn add_into(left: &mut [u8], right: &[u8]) {
     let (left, _) = left.as_chunks_mut::<4>();
     let (right, _) = right.as_chunks::<4>();
     for (left, right) in left.iter_mut().zip(right) {
-        *left = (f32::from_le_bytes(*left) + f32::from_le_bytes(*right)).to_le_bytes();
+        *left = add(*left, *right);
     }
+}
+
+/// Returns `left + right`, f32 little-endian.
+#[inline(always)]
+fn add(left: [u8; 4], right: [u8; 4]) -> [u8; 4] {
+    (f32::from_le_bytes(left) + f32::from_le_bytes(right)).to_le_bytes()
 }
 
 #[cfg(test)]

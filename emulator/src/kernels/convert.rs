@@ -6,23 +6,22 @@ use crate::numerics::bf16;
 /// Elements converted at once: fit into the first-level cache together with their source.
 const BLOCK: usize = 1024;
 
-/// Passes the little-endian bytes of f32 to `put`, block by block.
-pub fn put_f32(simd: Simd, x: &[f32], put: impl FnMut(&[u8])) {
-    put_blocks::<{ 4 * BLOCK }>(x, |part, bytes| write_f32(simd, part, bytes), put);
+/// Passes the little-endian bytes of f32 to `put`: all at once if they are in memory like that.
+pub fn put_f32(x: &[f32], mut put: impl FnMut(&[u8])) {
+    if cfg!(target_endian = "little") {
+        put(bytemuck::cast_slice(x));
+    } else {
+        x.iter().for_each(|x| put(&x.to_le_bytes()));
+    }
 }
 
-/// Passes the little-endian bytes of bf16, rounded to nearest, ties to even, to `put`, block by block.
-pub fn put_bf16(simd: Simd, x: &[f32], put: impl FnMut(&[u8])) {
-    put_blocks::<{ 2 * BLOCK }>(x, |part, bytes| write_bf16(simd, part, bytes), put);
-}
-
-/// Converts through a small buffer, so that the memory behind `put` is written once and never zeroed before.
-fn put_blocks<const BYTES: usize>(x: &[f32], write: impl Fn(&[f32], &mut [u8]), mut put: impl FnMut(&[u8])) {
-    let width = BYTES / BLOCK;
-    let mut block = [0; BYTES];
+/// Passes the little-endian bytes of bf16, rounded to nearest, ties to even, to `put`. Converts through a small buffer,
+/// so that the memory behind `put` is written once and never zeroed before.
+pub fn put_bf16(simd: Simd, x: &[f32], mut put: impl FnMut(&[u8])) {
+    let mut block = [0; 2 * BLOCK];
     for part in x.chunks(BLOCK) {
-        let bytes = &mut block[..part.len() * width];
-        write(part, bytes);
+        let bytes = &mut block[..2 * part.len()];
+        write_bf16(simd, part, bytes);
         put(bytes);
     }
 }
@@ -51,16 +50,6 @@ simd_fn! {
         assert!(words.len() == y.len() && rest.is_empty());
         for (y, word) in y.iter_mut().zip(words) {
             *y += f32::from_le_bytes(*word);
-        }
-    }
-}
-
-simd_fn! {
-    fn write_f32(x: &[f32], bytes: &mut [u8]) {
-        let (words, rest) = bytes.as_chunks_mut::<4>();
-        assert!(words.len() == x.len() && rest.is_empty());
-        for (word, x) in words.iter_mut().zip(x) {
-            *word = x.to_le_bytes();
         }
     }
 }
@@ -100,7 +89,7 @@ mod tests {
         let x = uniform(LEN, -1.0, 1.0, 1);
         let (mut f32s, mut bf16s) = every_simd(|simd| {
             let (mut f32s, mut bf16s) = (Vec::new(), Vec::new());
-            put_f32(simd, &x, |bytes| f32s.extend_from_slice(bytes));
+            put_f32(&x, |bytes| f32s.extend_from_slice(bytes));
             put_bf16(simd, &x, |bytes| bf16s.extend_from_slice(bytes));
             (f32s, bf16s)
         });
