@@ -122,8 +122,8 @@ impl GroupLayout {
         })
     }
 
-    /// Stores elements from `first` on in `memory`, that of `pass`. `payload` has whole elements. `converted` is scratch
-    /// memory.
+    /// Stores elements from `first` on in `memory`, that of `pass`. `payload` has whole elements. `converted` is
+    /// scratch memory.
     pub fn store(
         &self,
         cx: Context<'_>,
@@ -157,8 +157,8 @@ impl GroupLayout {
     }
 }
 
-/// Returns the packed forms of a matrix that its reader needs in a pass of the layer, each with the pass of the operator
-/// that reads it: a layer that is recomputed has both in its backward pass.
+/// Returns the packed forms of a matrix that its reader needs in a pass of the layer, each with the pass of the
+/// operator that reads it: a layer that is recomputed has both in its backward pass.
 fn packed_forms(
     reader: MatrixReader,
     pass: Pass,

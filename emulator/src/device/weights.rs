@@ -11,8 +11,8 @@ use crate::plan::{ChunkId, Encoding, GroupId, Pass, StreamPlan};
 /// The loaded groups.
 ///
 /// The stream of the next pass may be ahead: a chunk can arrive again before its group was used and released. Each use
-/// consumes one load of every chunk. A group with matrices that are packed as they arrive is used once in each pass; its
-/// first load is for the forward pass.
+/// consumes one load of every chunk. A group with matrices that are packed as they arrive is used once in each pass;
+/// its first load is for the forward pass.
 #[derive(Debug)]
 pub(super) struct LoadedWeights {
     groups: Vec<LoadedGroup>,

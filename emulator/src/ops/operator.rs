@@ -147,8 +147,8 @@ pub trait Operator: std::fmt::Debug + Send + Sync {
         false
     }
 
-    /// Returns whether the emulation reads the first tensor, a matrix, in packed form only: its transpose in the forward
-    /// pass, the matrix in the backward pass.
+    /// Returns whether the emulation reads the first tensor, a matrix, in packed form only: its transpose in the
+    /// forward pass, the matrix in the backward pass.
     fn packs_matrix(&self) -> bool {
         false
     }
