@@ -122,7 +122,7 @@ impl PackedForm {
     pub fn put(&self, cx: Context<'_>, first: usize, values: &[f32], panels: &mut [f32]) {
         assert_eq!(panels.len(), self.len(), "length of the packed form");
         let cx = Context { precision: Precision::F32, ..cx };
-        let mut put = |row: usize, column: usize, values: &[f32], columns: usize| {
+        let mut put_part = |row: usize, column: usize, values: &[f32], columns: usize| {
             if !values.is_empty() {
                 let part = MatRef::row_major(values, values.len() / columns, columns);
                 let part = if self.is_transposed { part.t() } else { part };
@@ -133,11 +133,11 @@ impl PackedForm {
         // The rest of a row, whole rows, and the beginning of a row.
         let (row, column) = (first / self.columns, first % self.columns);
         let (rest, values) = values.split_at(values.len().min((self.columns - column) % self.columns));
-        put(row, column, rest, rest.len());
+        put_part(row, column, rest, rest.len());
         let row = first.div_ceil(self.columns);
         let (rows, start) = values.split_at(values.len() / self.columns * self.columns);
-        put(row, 0, rows, self.columns);
-        put(row + rows.len() / self.columns, 0, start, start.len());
+        put_part(row, 0, rows, self.columns);
+        put_part(row + rows.len() / self.columns, 0, start, start.len());
     }
 
     /// Returns the operand in complete `panels`.
