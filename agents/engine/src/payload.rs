@@ -188,9 +188,7 @@ impl BlockSparse {
                 sum.freeze()
             }
             Err(dense) => memory.create(dense.len(), &mut |out| {
-                let blocks = dense.chunks(SPARSE_BLOCK_BYTES).zip(self.blocks());
-                let mut buffer = [0; BITMAP_BYTE_DATA_BYTES];
-                blocks.for_each(|(dense, block)| put_sum(dense, block, &mut buffer, out));
+                put_sums(dense.chunks(SPARSE_BLOCK_BYTES).zip(self.blocks()), out);
             }),
         }
     }
@@ -202,20 +200,13 @@ impl BlockSparse {
         let union: Vec<u8> = left_bitmap.iter().zip(right_bitmap).map(|(left, right)| left | right).collect();
         let kept: usize = union.iter().map(|set| set.count_ones() as usize).sum();
         if 2 * kept > blocks {
-            let sum = memory.create(4 * self.elements, &mut |out| {
-                let mut buffer = [0; BITMAP_BYTE_DATA_BYTES];
-                self.blocks().zip(right.blocks()).for_each(|(left, right)| put_sum(left, right, &mut buffer, out));
-            });
+            let sum = memory.create(4 * self.elements, &mut |out| put_sums(self.blocks().zip(right.blocks()), out));
             return Payload::Dense(sum);
         }
         let bytes = memory.create(kept * SPARSE_BLOCK_BYTES + union.len() + COUNT_BYTES, &mut |out| {
-            let mut buffer = [0; BITMAP_BYTE_DATA_BYTES];
             let both = self.stored_blocks().zip(right.stored_blocks()).zip(self.blocks().zip(right.blocks()));
-            for ((left_kept, right_kept), (left, right)) in both {
-                if left_kept.is_some() || right_kept.is_some() {
-                    put_sum(left, right, &mut buffer, out);
-                }
-            }
+            let kept = both.filter(|((left, right), _)| left.is_some() || right.is_some());
+            put_sums(kept.map(|(_, blocks)| blocks), out);
             out.put(&union);
             out.put(&(self.elements as u32).to_le_bytes());
         });
@@ -233,10 +224,10 @@ fn write_sum(sum: &[f32], out: &mut dyn PayloadWriter) -> bool {
             .enumerate()
             .fold(0u8, |set, (at, block)| set | u8::from(!is_zero(block)) << at);
         if set.count_ones() as usize == part.len().div_ceil(SPARSE_BLOCK_ELEMENTS) {
-            write(part, out);
+            out.put_f32(part);
         } else {
             let blocks = part.chunks(SPARSE_BLOCK_ELEMENTS).enumerate().filter(|(at, _)| set >> at & 1 == 1);
-            blocks.for_each(|(_, block)| write(block, out));
+            blocks.for_each(|(_, block)| out.put_f32(block));
         }
         bitmap.push(set);
         kept += set.count_ones() as usize;
@@ -246,7 +237,7 @@ fn write_sum(sum: &[f32], out: &mut dyn PayloadWriter) -> bool {
                 out.clear();
                 written = 0;
             }
-            write(&sum[written..], out);
+            out.put_f32(&sum[written..]);
             return false;
         }
     }
@@ -263,24 +254,22 @@ fn join_dense(left: Bytes, right: &Bytes, memory: &dyn PayloadMemory) -> Bytes {
             sum.freeze()
         }
         Err(left) => memory.create(left.len().min(right.len()), &mut |out| {
-            let blocks = left.chunks(BITMAP_BYTE_DATA_BYTES).zip(right.chunks(BITMAP_BYTE_DATA_BYTES));
-            let mut buffer = [0; BITMAP_BYTE_DATA_BYTES];
-            blocks.for_each(|(left, right)| put_sum(left, right, &mut buffer, out));
+            put_sums(left.chunks(BITMAP_BYTE_DATA_BYTES).zip(right.chunks(BITMAP_BYTE_DATA_BYTES)), out);
         }),
     }
 }
 
-/// Memory for a part of a sum before it is appended to a payload.
-type SumBuffer = [u8; BITMAP_BYTE_DATA_BYTES];
-
-/// Appends `left + right`, of at most [`BITMAP_BYTE_DATA_BYTES`] bytes, through `buffer`.
-fn put_sum(left: &[u8], right: &[u8], buffer: &mut SumBuffer, out: &mut dyn PayloadWriter) {
-    let (words, _) = buffer.as_chunks_mut::<4>();
-    let (left, right) = (left.as_chunks::<4>().0, right.as_chunks::<4>().0);
-    for (word, (left, right)) in words.iter_mut().zip(left.iter().zip(right)) {
-        *word = add(*left, *right);
+/// Appends the sum of each pair of parts, of at most [`BITMAP_BYTE_DATA_BYTES`] bytes.
+fn put_sums<'a>(pairs: impl Iterator<Item = (&'a [u8], &'a [u8])>, out: &mut dyn PayloadWriter) {
+    let mut buffer = [0; BITMAP_BYTE_DATA_BYTES];
+    for (left, right) in pairs {
+        let (words, _) = buffer.as_chunks_mut::<4>();
+        let (left, right) = (left.as_chunks::<4>().0, right.as_chunks::<4>().0);
+        for (word, (left, right)) in words.iter_mut().zip(left.iter().zip(right)) {
+            *word = add(*left, *right);
+        }
+        out.put(&buffer[..4 * left.len().min(right.len()).min(BITMAP_BYTE_ELEMENTS)]);
     }
-    out.put(&buffer[..4 * left.len().min(right.len()).min(BITMAP_BYTE_ELEMENTS)]);
 }
 
 fn is_set(bitmap: &[u8], block: usize) -> bool {
@@ -291,15 +280,6 @@ fn is_set(bitmap: &[u8], block: usize) -> bool {
 fn is_zero(block: &[f32]) -> bool {
     let bits = |all: u32, x: &f32| all | x.to_bits();
     block.first().is_none_or(|x| x.to_bits() == 0) && block.iter().fold(0, bits) == 0
-}
-
-/// Appends numbers, little-endian.
-fn write(numbers: &[f32], out: &mut dyn PayloadWriter) {
-    if cfg!(target_endian = "little") {
-        out.put(bytemuck::cast_slice(numbers));
-    } else {
-        numbers.iter().for_each(|x| out.put(&x.to_le_bytes()));
-    }
 }
 
 /// `left += right`, f32 little-endian.

@@ -16,6 +16,15 @@ pub trait PayloadWriter {
     /// Appends bytes. Bytes beyond the maximum of the payload are dropped.
     fn put(&mut self, bytes: &[u8]);
 
+    /// Appends numbers, little-endian.
+    fn put_f32(&mut self, numbers: &[f32]) {
+        if cfg!(target_endian = "little") {
+            self.put(bytemuck::cast_slice(numbers));
+        } else {
+            numbers.iter().for_each(|x| self.put(&x.to_le_bytes()));
+        }
+    }
+
     /// Returns the number of bytes written.
     fn written(&self) -> usize;
 
@@ -57,5 +66,17 @@ impl PayloadMemory for HeapMemory {
             bytes.shrink_to_fit();
         }
         bytes.into()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_little_endian() {
+        let numbers = [1.0, -0.0, f32::NAN, 3.5e-39];
+        let bytes = HeapMemory.create(16, &mut |out| out.put_f32(&numbers));
+        assert!(bytes.iter().copied().eq(numbers.iter().flat_map(|x| x.to_le_bytes())));
     }
 }

@@ -6,15 +6,6 @@ use crate::numerics::bf16;
 /// Elements converted at once: fit into the first-level cache together with their source.
 const BLOCK: usize = 1024;
 
-/// Passes the little-endian bytes of f32 to `put`: all at once if they are in memory like that.
-pub fn put_f32(x: &[f32], mut put: impl FnMut(&[u8])) {
-    if cfg!(target_endian = "little") {
-        put(bytemuck::cast_slice(x));
-    } else {
-        x.iter().for_each(|x| put(&x.to_le_bytes()));
-    }
-}
-
 /// Passes the little-endian bytes of bf16, rounded to nearest, ties to even, to `put`. Converts through a small buffer,
 /// so that the memory behind `put` is written once and never zeroed before.
 pub fn put_bf16(simd: Simd, x: &[f32], mut put: impl FnMut(&[u8])) {
@@ -87,13 +78,12 @@ mod tests {
     fn bytes_are_little_endian_wherever_they_begin() {
         const LEN: usize = 2 * BLOCK + 100;
         let x = uniform(LEN, -1.0, 1.0, 1);
-        let (mut f32s, mut bf16s) = every_simd(|simd| {
-            let (mut f32s, mut bf16s) = (Vec::new(), Vec::new());
-            put_f32(&x, |bytes| f32s.extend_from_slice(bytes));
+        let mut f32s: Vec<u8> = x.iter().flat_map(|x| x.to_le_bytes()).collect();
+        let mut bf16s = every_simd(|simd| {
+            let mut bf16s = Vec::new();
             put_bf16(simd, &x, |bytes| bf16s.extend_from_slice(bytes));
-            (f32s, bf16s)
+            bf16s
         });
-        assert!(f32s.iter().copied().eq(x.iter().flat_map(|x| x.to_le_bytes())));
         assert!(bf16s.iter().copied().eq(x.iter().flat_map(|x| bf16::from_f32(*x).to_le_bytes())));
         // One byte further: unaligned.
         f32s.insert(0, 0);

@@ -323,7 +323,7 @@ impl ShardStore {
             self.chunks.read(cell, |numbers| {
                 let weights = &numbers.array(0)[range.clone()];
                 memory.create(encoding.bytes() * weights.len(), &mut |out| match encoding {
-                    Encoding::F32 => convert::put_f32(weights, |bytes| out.put(bytes)),
+                    Encoding::F32 => out.put_f32(weights),
                     Encoding::Bf16 => convert::put_bf16(*simd, weights, |bytes| out.put(bytes)),
                 })
             })
