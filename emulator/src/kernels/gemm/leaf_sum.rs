@@ -8,7 +8,7 @@ use std::ops::Range;
 use super::Accumulate;
 use super::block::next_panel_stride;
 use super::micro::{MicroKernel, Tile, UNROLL_STEPS};
-use super::pack::pack_panels;
+use super::pack::{copy_short, pack_panels};
 use super::product::{Product, ThreadScratch};
 use crate::kernels::elementwise;
 use crate::kernels::isa::{Simd, simd_fn};
@@ -154,11 +154,7 @@ unsafe fn finish(simd: Simd, c: MatPtr, at: TilePosition, sum: &[f32], stride: u
 }
 
 simd_fn! {
-    /// Copies a row of a kernel tile: whole ones of the widest tile without a call.
     fn copy_row(sum: &[f32], c: &mut [f32]) {
-        match (<&[f32; 48]>::try_from(sum), <&mut [f32; 48]>::try_from(&mut *c)) {
-            (Ok(sum), Ok(c)) => *c = *sum,
-            _ => c.copy_from_slice(sum),
-        }
+        copy_short(sum, c);
     }
 }
