@@ -13,8 +13,8 @@ pub(crate) struct MatrixReader {
     pub node: NodeId,
 }
 
-/// Returns, for each tensor, the reader of a matrix that is packed while its chunks arrive; `None` for other tensors:
-/// several operators read them, or not in packed form, or they stay on the wafer from one pass to the next.
+/// Returns, for each tensor, the reader of a matrix that is packed while its chunks arrive. `None` for a tensor that is
+/// read by several operators, that is not read in packed form, or that stays on the wafer between the passes.
 pub(crate) fn matrix_readers(plan: &StreamPlan) -> Vec<Option<MatrixReader>> {
     let graph = &plan.graph;
     let (mut readers, mut uses) = (vec![None; graph.tensors.len()], vec![0; graph.tensors.len()]);

@@ -20,7 +20,7 @@ pub(super) struct GroupLayout {
     /// Elements in memory, for each pass.
     lengths: [usize; 2],
     /// Whether the forward and the backward pass have memory of their own, because they read different packed forms.
-    has_matrices: bool,
+    has_memory_by_pass: bool,
 }
 
 /// A tensor of a group.
@@ -41,7 +41,7 @@ enum PartForm {
 }
 
 /// A packed form of a matrix.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(super) struct PackPlace {
     /// The pass of the operator that reads it.
     pub operator_pass: Pass,
@@ -67,7 +67,7 @@ impl GroupLayout {
         kinds: &[RoundKind],
     ) -> Self {
         let tensors = &plan.groups[group].tensors;
-        let mut layout = Self { parts: Vec::new(), lengths: [0; 2], has_matrices: false };
+        let mut layout = Self { parts: Vec::new(), lengths: [0; 2], has_memory_by_pass: false };
         let mut start = 0;
         for (_, elements) in tensors.iter().filter(|(tensor, _)| readers[*tensor].is_none()) {
             layout.parts.push(GroupPart { elements: elements.clone(), form: PartForm::Plain(start) });
@@ -83,7 +83,7 @@ impl GroupLayout {
             });
             let form = PartForm::Matrix { node: reader.node, packs };
             layout.parts.push(GroupPart { elements: elements.clone(), form });
-            layout.has_matrices = true;
+            layout.has_memory_by_pass = true;
         }
         layout
     }
@@ -98,7 +98,7 @@ impl GroupLayout {
 
     /// Returns whether the forward and the backward pass have memory of their own.
     pub const fn has_memory_by_pass(&self) -> bool {
-        self.has_matrices
+        self.has_memory_by_pass
     }
 
     /// Returns the elements in memory for a pass.
@@ -114,12 +114,23 @@ impl GroupLayout {
         })
     }
 
-    /// Returns the operators whose matrices are packed, with their packed forms for each pass.
-    pub fn packs(&self) -> impl Iterator<Item = (NodeId, &[Vec<PackPlace>; 2])> {
-        self.parts.iter().filter_map(|part| match &part.form {
+    /// Returns the operators whose matrices are packed, each with the number of the part that is its matrix.
+    pub fn matrices(&self) -> impl Iterator<Item = (NodeId, usize)> {
+        self.parts.iter().enumerate().filter_map(|(number, part)| match part.form {
             PartForm::Plain(_) => None,
-            PartForm::Matrix { node, packs } => Some((*node, packs)),
+            PartForm::Matrix { node, .. } => Some((node, number)),
         })
+    }
+
+    /// Returns the packed form of a matrix that its operator reads, in its pass `operator_pass`, while `pass` of the
+    /// layer is computed; `None` if it reads none.
+    pub fn pack(&self, number: usize, pass: Pass, operator_pass: Pass) -> Option<&PackPlace> {
+        match &self.parts[number].form {
+            PartForm::Plain(_) => None,
+            PartForm::Matrix { packs, .. } => {
+                packs[pass as usize].iter().find(|pack| pack.operator_pass == operator_pass)
+            }
+        }
     }
 
     /// Stores elements from `first` on in `memory`, that of `pass`. `payload` has whole elements. `converted` is

@@ -2,7 +2,7 @@
 
 use super::DeviceError;
 use super::activations::RoundKind;
-use super::group_layout::{GroupLayout, PackPlace};
+use super::group_layout::GroupLayout;
 use crate::graph::{LayerId, NodeId, TensorId};
 use crate::kernels::{Buffer, Context, PackedOperand, Simd};
 use crate::packing::matrix_readers;
@@ -22,8 +22,8 @@ pub(super) struct LoadedWeights {
     free: Vec<Buffer>,
     /// Group of each tensor, and its place in the group's memory, unless it is only kept in packed form.
     tensors: Vec<(GroupId, Option<std::ops::Range<usize>>)>,
-    /// Of each operator whose matrix is packed as it arrives: the group, and the packed forms for each pass.
-    matrices: Vec<Option<(GroupId, [Vec<PackPlace>; 2])>>,
+    /// Of each operator whose matrix is packed as it arrives: the group, and the number of the matrix in its layout.
+    matrices: Vec<Option<(GroupId, usize)>>,
     /// Elements of a payload that can't be read in place.
     converted: Buffer,
     /// The pass that is computed.
@@ -63,8 +63,8 @@ impl LoadedWeights {
             for (tensor, range) in &group.tensors {
                 tensors[*tensor] = (id, layout.plain(range));
             }
-            for (node, packs) in layout.packs() {
-                matrices[node] = Some((id, packs.clone()));
+            for (node, number) in layout.matrices() {
+                matrices[node] = Some((id, number));
             }
             groups.push(LoadedGroup { layout, memory: [None, None], version: 0, is_forward_finished: false });
         }
@@ -157,9 +157,10 @@ impl LoadedWeights {
     /// Returns the packed matrix that an operator reads in its pass `operator_pass`; `None` if it is not packed as it
     /// arrives.
     pub fn packed_matrix(&self, node: NodeId, operator_pass: Pass) -> Option<PackedOperand<'_>> {
-        let (group, packs) = self.matrices[node].as_ref()?;
-        let pack = packs[self.pass as usize].iter().find(|pack| pack.operator_pass == operator_pass)?;
-        Some(pack.form.operand(&self.groups[*group].elements(self.pass)?[pack.range()]))
+        let (group, number) = self.matrices[node]?;
+        let group = &self.groups[group];
+        let pack = group.layout.pack(number, self.pass, operator_pass)?;
+        Some(pack.form.operand(&group.elements(self.pass)?[pack.range()]))
     }
 
     /// Returns which load of its group a tensor comes from.

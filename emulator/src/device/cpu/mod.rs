@@ -327,8 +327,7 @@ impl Device for CpuDevice {
     }
 
     fn load(&mut self, chunk: ChunkId, encoding: Encoding, payload: &[u8]) -> Result<(), DeviceError> {
-        let pool = Arc::clone(&self.pool);
-        let cx = Context { simd: self.options.simd, pool: &pool, precision: self.precision };
+        let cx = Context { simd: self.options.simd, pool: &self.pool, precision: self.precision };
         self.weights.load(&self.plan, cx, chunk, encoding, payload)
     }
 

@@ -83,7 +83,8 @@ impl Default for PackedB {
     }
 }
 
-/// How a row-major matrix, or its transpose, is packed as a right operand while its elements arrive piece by piece.
+/// The form in which a row-major matrix, or its transpose, is packed as a right operand. Unlike [`PackedB`] it has no
+/// memory of its own, and the elements can be packed piece by piece.
 #[derive(Clone, Copy, Debug)]
 pub struct PackedForm {
     layout: PackLayout,
