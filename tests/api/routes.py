@@ -75,8 +75,7 @@ class Guarded:
             path="job.json",
             digest=f"blake3:{'0' * 64}",
         )
-        # A request that is rejected before its body is read leaves a connection that can't be reused.
-        headers = [(b"Connection", b"close")]
+        headers: list[tuple[bytes, bytes]] = []
         if authorization is not None:
             value = authorization if isinstance(authorization, bytes) else authorization.encode()
             headers.append((b"Authorization", value))

@@ -28,10 +28,8 @@ class Request:
 
     def ask(self, user: User) -> httpx.Response:
         """Returns the response for a user."""
-        # A request that is rejected before its body is read leaves a connection that can't be reused.
-        headers = {"Connection": "close", **self.headers}
         path = self.path.replace("{ns}", user.namespace)
-        return user.http.request(self.method, path, headers=headers, content=self.content or None)
+        return user.http.request(self.method, path, headers=self.headers, content=self.content or None)
 
 
 REFUSED = [

@@ -29,6 +29,7 @@ mod schema;
 mod session;
 mod submit;
 mod tokens;
+mod unread_body;
 mod uploads;
 
 use std::sync::Arc;
@@ -110,6 +111,7 @@ pub fn router(api: Arc<AppState>) -> Router {
             ApiError::internal("answer", "a handler panicked").into_response()
         }))
         .layer(axum::middleware::from_fn_with_state(api.clone(), middleware::record_request))
+        .layer(axum::middleware::from_fn(unread_body::discard_unread_body))
         .with_state(api)
 }
 

@@ -34,16 +34,13 @@ class User:
     @cached_property
     def http(self) -> httpx.Client:
         """An HTTP client."""
-        # `kubectl port-forward` ends when a connection through it breaks, with those that it has just accepted. Later
-        # ones wait in the relay until it runs again.
-        return self.connection(retries=5 if self.ca else 0)
+        return self.connection()
 
-    def connection(self, retries: int = 0) -> httpx.Client:
-        """Returns an HTTP client that retries to connect `retries` times."""
+    def connection(self) -> httpx.Client:
+        """Returns an HTTP client with connections of its own."""
         headers = {"Authorization": f"Bearer {self.token}"} if self.token else {}
         trusted = ssl.create_default_context(cafile=self.ca) if self.ca else True
-        way = httpx.HTTPTransport(verify=trusted, trust_env=False, retries=retries)
-        return httpx.Client(base_url=self.url, headers=headers, timeout=60, trust_env=False, transport=way)
+        return httpx.Client(base_url=self.url, headers=headers, timeout=60, trust_env=False, verify=trusted)
 
     def begin(self, *words: object) -> RunningCommand:
         """Starts a `millrace` command."""
