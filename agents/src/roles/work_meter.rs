@@ -14,6 +14,7 @@ use millrace_engine::types::AgentWork;
 use tokio::task::AbortHandle;
 use tokio::time::{MissedTickBehavior, interval};
 
+use super::thread_policy::use_normal_policy;
 use crate::control::client::MessageSender;
 use crate::error::AgentError;
 
@@ -51,7 +52,10 @@ impl WorkMeter {
         let (running, ended) = channel();
         let meter = Self { work: Arc::default(), _running: running };
         let work = meter.work.clone();
-        let measure = move || measure_delays(&work, &ended);
+        let measure = move || {
+            use_normal_policy();
+            measure_delays(&work, &ended);
+        };
         std::thread::Builder::new().name("delays".to_owned()).spawn(measure).map_err(AgentError::local)?;
         Ok(meter)
     }

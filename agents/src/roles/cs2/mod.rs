@@ -25,6 +25,7 @@ use tonic::transport::Channel;
 
 use super::RoleContext;
 use super::link_senders::LinkSenders;
+use super::thread_policy::use_normal_policy;
 use super::watchdog::Watchdog;
 use super::work_queue::{WorkReceiver, WorkSender, work_queue};
 use crate::control::client::{ComputeUsage, ControlSession, SessionEvent};
@@ -86,6 +87,7 @@ pub async fn run(context: RoleContext, terminate: Signal) -> Result<(), AgentErr
     std::thread::Builder::new()
         .name("compute".to_owned())
         .spawn(move || {
+            use_normal_policy();
             let result = worker.run();
             drop(watchdog);
             let _ = ended.send(result);
