@@ -4,6 +4,7 @@ use super::overrides::OVERRIDE_FLAGS;
 use super::rate_limit::{BAD_TOKEN_REQUESTS_PER_SECOND, MAX_BAD_TOKEN_BURST, MAX_REQUEST_BURST, REQUESTS_PER_SECOND};
 use super::records::{DEFAULT_PAGE_ITEMS, MAX_PAGE_ITEMS};
 use super::submit::{MAX_FILES, MAX_JOB_BYTES};
+use super::unread_body::{DISCARD_TIMEOUT, MAX_DISCARDED_BYTES};
 use super::{MAX_BODY_BYTES, RESPONSE_TIMEOUT, body, jobs, live_stream, session, uploads};
 use crate::compute::{
     MAX_PENDING, MAX_PLAN_BURST_MEGABYTES, MAX_TOTAL_PENDING, PLAN_MEGABYTES_PER_SECOND, QUEUE_TIMEOUT,
@@ -35,6 +36,7 @@ fn limits_are_documented() {
     let gigabytes = MAX_PLAN_BURST_MEGABYTES.get() / 1024;
     for sentence in [
         format!("| body of a request | {} |", mebibytes(MAX_BODY_BYTES)),
+        format!("connection is kept | {} within {} s |", mebibytes(MAX_DISCARDED_BYTES), DISCARD_TIMEOUT.as_secs()),
         format!("| a job or params document | {} |", mebibytes(MAX_JOB_BYTES)),
         format!("| {MAX_FILES}; uploaded texts together {} |", mebibytes(uploads::MAX_UPLOAD_BYTES)),
         format!("| requests of one token | {REQUESTS_PER_SECOND}/s, bursts of {MAX_REQUEST_BURST};"),

@@ -23,9 +23,9 @@ use http_body::{Frame, SizeHint};
 use super::MAX_BODY_BYTES;
 
 /// Limit on the bytes that are read after the handler. A body that is slightly too long is read to its end.
-const MAX_DISCARDED_BYTES: usize = 2 * MAX_BODY_BYTES;
+pub const MAX_DISCARDED_BYTES: usize = 2 * MAX_BODY_BYTES;
 /// Time limit for reading after the handler.
-const DISCARD_TIMEOUT: Duration = Duration::from_secs(5);
+pub const DISCARD_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Runs a request, reads the rest of its body, and returns the response.
 pub async fn discard_unread_body(request: Request, next: Next) -> Response {
