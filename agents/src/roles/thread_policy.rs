@@ -6,13 +6,13 @@
 
 use preempt_rt::sched::{Scheduler, SchedulerParams};
 
-/// Sets the policy SCHED_BATCH for the calling thread and threads that it starts afterwards.
+/// Sets the policy SCHED_BATCH for the calling thread, and for threads and processes that it starts afterwards.
 pub fn yield_to_computation() {
     set(Scheduler::SCHED_BATCH);
 }
 
-/// Sets the normal policy for the calling thread and threads that it starts afterwards: for threads that compute, and
-/// for those that measure how long a thread waits for a core.
+/// Sets the normal policy for the calling thread, and for threads and processes that it starts afterwards. Used by
+/// threads that compute, and by those that measure how long a thread waits for a core.
 pub fn use_normal_policy() {
     set(Scheduler::SCHED_NORMAL);
 }

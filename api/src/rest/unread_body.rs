@@ -4,8 +4,8 @@
 //! resets it, and the client may lose the response with it (RFC 9112, section 9.6): it sees a broken connection instead
 //! of the reason of the error. Proxies such as `kubectl port-forward` then close other connections too.
 //!
-//! Up to [`MAX_DISCARDED_BYTES`] are read, for up to [`DISCARD_TIMEOUT`]. A connection with more is closed after the
-//! response, which says so.
+//! Up to [`MAX_DISCARDED_BYTES`] are read, for up to [`DISCARD_TIMEOUT`]. If that is not the whole body, the response
+//! has the header `Connection: close`, and the connection is closed after it.
 
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -65,6 +65,7 @@ async fn discard(body: Body) -> bool {
     tokio::time::timeout(DISCARD_TIMEOUT, read).await.unwrap_or(false)
 }
 
+/// A body, and whether a part of it has been requested from the client.
 struct ObservedBody {
     body: Body,
     is_polled: bool,

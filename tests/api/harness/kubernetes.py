@@ -52,8 +52,8 @@ def get(kind: str, *words: object) -> Any:
 class PortForward:
     """Forwards a local port to the REST server with `kubectl port-forward`, which is restarted whenever it ends.
 
-    kubectl ends when the server resets a connection, which it does when it is killed. Connections that are opened until
-    kubectl runs again wait in a relay.
+    kubectl ends when a connection to the server is reset, as when the server is killed. Connections that are opened
+    until kubectl runs again wait in a relay.
     """
 
     def __init__(self) -> None:
