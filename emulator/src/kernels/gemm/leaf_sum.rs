@@ -1,17 +1,17 @@
 //! A tile of a product that is summed over leaves.
 //!
 //! Each kernel tile of C is finished before the next one: the products of the leaves are added along the leaf tree in a
-//! few tiles of scratch memory, which stay in the first-level cache, and only their sum is written to C.
+//! few tiles of scratch memory, which stay in the first-level cache, and only the last sum is written to C.
 
 use std::ops::Range;
 
 use super::Accumulate;
 use super::block::next_panel_stride;
 use super::micro::{MicroKernel, Tile, UNROLL_STEPS};
-use super::pack::{copy_short, pack_panels};
+use super::pack::pack_panels;
 use super::product::{Product, ThreadScratch};
 use crate::kernels::elementwise;
-use crate::kernels::isa::{Simd, simd_fn};
+use crate::kernels::isa::Simd;
 use crate::kernels::matrix::MatPtr;
 use crate::kernels::vector::{CACHE_LINE_ELEMENTS, prefetch};
 use crate::tree::Node;
@@ -42,12 +42,18 @@ struct TilePosition {
 }
 
 impl Product<'_> {
-    /// Computes the sum over all leaves of one tile.
+    /// Computes the sum over all leaves, which are those of two `halves`, of one tile.
     ///
     /// # Safety
     /// `rows` and `cols` are inside C, begin at panels, and no other reference to that part of C exists during the
     /// call.
-    pub(super) unsafe fn tile_over_leaves(&self, rows: Range<usize>, cols: Range<usize>, scratch: &mut ThreadScratch) {
+    pub(super) unsafe fn tile_over_leaves(
+        &self,
+        halves: (Node, Node),
+        rows: Range<usize>,
+        cols: Range<usize>,
+        scratch: &mut ThreadScratch,
+    ) {
         let ThreadScratch { left, separate } = scratch;
         let (mr, nr) = (self.micro.mr, self.micro.nr);
         let (steps, right) = (self.left_layout.block, self.right_layout);
@@ -73,13 +79,15 @@ impl Product<'_> {
             for row in rows.clone().step_by(mr) {
                 let (row_in_tile, tile_rows) = (row - rows.start, mr.min(rows.end - row));
                 let at = TilePosition { row: row_in_tile, col, rows: tile_rows, cols: nr.min(cols.end - col) };
+                // SAFETY: inside C, by the caller's contract.
+                let c = unsafe { self.c.offset(row, col) };
+                // SAFETY: the rows exist.
+                unsafe { prefetch_tile(c, at) };
+                operands.sum(halves.0, at, sums);
+                let (first, others) = sums.split_at_mut(mr * nr);
+                operands.sum(halves.1, at, others);
                 // SAFETY: a part of the tile, which is inside C and exclusive to this call.
-                unsafe {
-                    let c = self.c.offset(row, col);
-                    prefetch_tile(c, at);
-                    operands.sum(Node::new(0, self.leaves as u32), at, sums);
-                    finish(self.cx.simd, c, at, &sums[..mr * nr], nr, self.accumulate);
-                }
+                unsafe { finish(self.cx.simd, c, at, (first, others), nr, self.accumulate) };
             }
         }
     }
@@ -138,23 +146,30 @@ unsafe fn prefetch_tile(c: MatPtr, at: TilePosition) {
     }
 }
 
-/// Stores a sum in a kernel tile of C, or adds it.
+/// Stores the sum of two tiles, whose rows are `stride` apart, in a kernel tile of C, or adds it. The sum is written to
+/// C directly: a copy of each row of it would be a call of memmove, which takes longer than the addition.
 ///
 /// # Safety
 /// `c` points at the first element of the tile, whose rows and columns exist, and no other reference to it exists.
-unsafe fn finish(simd: Simd, c: MatPtr, at: TilePosition, sum: &[f32], stride: usize, accumulate: Accumulate) {
-    for (row, sum) in sum.chunks_exact(stride).take(at.rows).enumerate() {
+unsafe fn finish(
+    simd: Simd,
+    c: MatPtr,
+    at: TilePosition,
+    (left, right): (&mut [f32], &[f32]),
+    stride: usize,
+    accumulate: Accumulate,
+) {
+    let rows = left.chunks_exact_mut(stride).zip(right.chunks_exact(stride));
+    for (row, (left, right)) in rows.take(at.rows).enumerate() {
         // SAFETY: by the caller's contract.
         let c = unsafe { std::slice::from_raw_parts_mut(c.at(row, 0), at.cols) };
+        let (left, right) = (&mut left[..at.cols], &right[..at.cols]);
         match accumulate {
-            Accumulate::Store => copy_row(simd, &sum[..at.cols], c),
-            Accumulate::Add => elementwise::add_assign(simd, c, &sum[..at.cols]),
+            Accumulate::Store => elementwise::add(simd, left, right, c),
+            Accumulate::Add => {
+                elementwise::add_assign(simd, left, right);
+                elementwise::add_assign(simd, c, left);
+            }
         }
-    }
-}
-
-simd_fn! {
-    fn copy_row(sum: &[f32], c: &mut [f32]) {
-        copy_short(sum, c);
     }
 }

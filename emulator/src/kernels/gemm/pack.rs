@@ -287,7 +287,7 @@ fn copy_groups<const W: usize>(part: PanelPart<'_>, out: &mut [f32]) {
 
 /// Copies a few elements in groups of eight, which is cheaper than a general copy.
 #[inline(always)]
-pub(super) fn copy_short(source: &[f32], out: &mut [f32]) {
+fn copy_short(source: &[f32], out: &mut [f32]) {
     let (eights, rest) = source.as_chunks::<8>();
     for (out, eight) in out.as_chunks_mut::<8>().0.iter_mut().zip(eights) {
         *out = *eight;

@@ -11,6 +11,7 @@ use crate::kernels::matrix::{MatMut, MatPtr};
 use crate::kernels::pool::ComputeThreads;
 use crate::kernels::{Context, elementwise};
 use crate::numerics::GEMM_INNER_BLOCK;
+use crate::tree::Node;
 
 /// Elements of A that a tile uses in one block of steps: half of a second-level cache of 1 MiB.
 const MAX_TILE_LEFT_ELEMENTS: usize = 128 * 1024;
@@ -65,14 +66,15 @@ impl Product<'_> {
             scratch.resize_with(pool.threads(), ThreadScratch::default);
         }
         let across = n.div_ceil(tile_cols);
+        let halves = Node::new(0, self.leaves as u32).children();
         pool.for_each_tile_with(scratch, m.div_ceil(tile_rows) * across, |scratch, tile| {
             let (row, col) = (tile / across * tile_rows, tile % across * tile_cols);
             let (rows, cols) = (row..(row + tile_rows).min(m), col..(col + tile_cols).min(n));
             // SAFETY: tiles are disjoint, inside C, and each is computed once.
             unsafe {
-                match self.leaves {
-                    1 => self.tile(rows, cols, scratch),
-                    _ => self.tile_over_leaves(rows, cols, scratch),
+                match halves {
+                    None => self.tile(rows, cols, scratch),
+                    Some(halves) => self.tile_over_leaves(halves, rows, cols, scratch),
                 }
             }
         });
