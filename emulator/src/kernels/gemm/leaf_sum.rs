@@ -1,4 +1,4 @@
-//! A tile of a product that is summed over leaves.
+//! A tile of C in a product that is summed over leaves, see [`gemm_over_leaves`](super::gemm_over_leaves).
 //!
 //! Each kernel tile of C is finished before the next one: the products of the leaves are added along the leaf tree in a
 //! few tiles of scratch memory, which stay in the first-level cache, and only the last sum is written to C.
@@ -42,7 +42,7 @@ struct TilePosition {
 }
 
 impl Product<'_> {
-    /// Computes the sum over all leaves, which are those of two `halves`, of one tile.
+    /// Computes one tile of the sum over all leaves. `halves` are the children of the root of the leaf tree.
     ///
     /// # Safety
     /// `rows` and `cols` are inside C, begin at panels, and no other reference to that part of C exists during the
@@ -83,11 +83,9 @@ impl Product<'_> {
                 let c = unsafe { self.c.offset(row, col) };
                 // SAFETY: the rows exist.
                 unsafe { prefetch_tile(c, at) };
-                operands.sum(halves.0, at, sums);
-                let (first, others) = sums.split_at_mut(mr * nr);
-                operands.sum(halves.1, at, others);
+                let halves = operands.sums_of_halves(halves, at, sums);
                 // SAFETY: a part of the tile, which is inside C and exclusive to this call.
-                unsafe { finish(self.cx.simd, c, at, (first, others), nr, self.accumulate) };
+                unsafe { finish(self.cx.simd, c, at, halves, nr, self.accumulate) };
             }
         }
     }
@@ -97,13 +95,26 @@ impl LeafOperands<'_> {
     /// Computes the sum of the products of the leaves below `node`, in the first tile of `sums`.
     fn sum(&self, node: Node, at: TilePosition, sums: &mut [f32]) {
         let Some((left, right)) = node.children() else { return self.product(node.start, at, sums, false) };
-        self.sum(left, at, sums);
         if right.leaves() == 1 {
+            self.sum(left, at, sums);
             return self.product(right.start, at, sums, true);
         }
-        let (sum, of_right) = sums.split_at_mut(self.micro.mr * self.micro.nr);
-        self.sum(right, at, of_right);
-        elementwise::add_assign(self.simd, sum, &of_right[..sum.len()]);
+        let (sum, of_right) = self.sums_of_halves((left, right), at, sums);
+        elementwise::add_assign(self.simd, sum, of_right);
+    }
+
+    /// Computes the sums of the products of the leaves below two nodes, and returns the tiles of `sums` that have them.
+    fn sums_of_halves<'s>(
+        &self,
+        (left, right): (Node, Node),
+        at: TilePosition,
+        sums: &'s mut [f32],
+    ) -> (&'s mut [f32], &'s [f32]) {
+        self.sum(left, at, sums);
+        let (of_left, others) = sums.split_at_mut(self.micro.mr * self.micro.nr);
+        self.sum(right, at, others);
+        let of_right = &others[..of_left.len()];
+        (of_left, of_right)
     }
 
     /// Stores the product of a leaf in the first tile of `sums`, or adds it.
@@ -146,8 +157,8 @@ unsafe fn prefetch_tile(c: MatPtr, at: TilePosition) {
     }
 }
 
-/// Stores the sum of two tiles, whose rows are `stride` apart, in a kernel tile of C, or adds it. The sum is written to
-/// C directly: a copy of each row of it would be a call of memmove, which takes longer than the addition.
+/// Stores the sum of two tiles, whose rows are `stride` apart, in a kernel tile of C, or adds it. The addition itself
+/// stores to C. Copying a finished sum would be a second pass, with a call of memmove for each row.
 ///
 /// # Safety
 /// `c` points at the first element of the tile, whose rows and columns exist, and no other reference to it exists.
