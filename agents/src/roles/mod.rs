@@ -99,8 +99,8 @@ pub(crate) struct RoleContext {
 
 /// Runs a role until the process is to end. Blocks.
 pub fn run(args: RoleArgs) -> Exit {
-    // A system's compute thread then sets the normal policy for itself.
-    thread_policy::yield_to_computation();
+    // Transfers wait for computations. A system's compute thread sets the normal policy for itself.
+    thread_policy::use_batch_policy();
     // Everything except a system's kernels runs on one thread per process: on the data path a second thread costs more
     // than it gains.
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {

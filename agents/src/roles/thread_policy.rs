@@ -7,7 +7,7 @@
 use preempt_rt::sched::{Scheduler, SchedulerParams};
 
 /// Sets the policy SCHED_BATCH for the calling thread, and for threads and processes that it starts afterwards.
-pub fn yield_to_computation() {
+pub fn use_batch_policy() {
     set(Scheduler::SCHED_BATCH);
 }
 
@@ -34,7 +34,7 @@ mod tests {
     fn threads_inherit_the_policy_and_can_leave_it() {
         let policy = || get_scheduler(Pid::current_thread()).unwrap();
         let inherited = std::thread::spawn(move || {
-            yield_to_computation();
+            use_batch_policy();
             let of_child = std::thread::spawn(move || {
                 let inherited = policy();
                 use_normal_policy();
